@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,14 @@ from torchkiln.util.places import ROOT
 __all__ = ["publication", "pulled"]
 
 
-def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str, Any]:
-    """Run `build.py build --json` for the cell in headline.py, as a user does; returns the JSON."""
-    command = [sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1", "--json"]
+def build(
+    output: Path, *arguments: str, cache: Path | None = None, under: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run `build.py build --json` for the cell in headline.py, as a user does; returns the JSON.
+
+    :param under: the command that runs it.
+    """
+    command = [*under, sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1", "--json"]
     environ = dict(os.environ) | ({"TORCHKILN_CACHE": str(cache)} if cache else {})
     done = subprocess.run(
         [*command, "--output", str(output), *arguments], env=environ, cwd=ROOT, capture_output=True, text=True

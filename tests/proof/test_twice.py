@@ -1,33 +1,47 @@
-"""Two complete builds of the same lock give the same image."""
+"""A lock and a vault are enough: without a network and with an empty cache, they give the same image."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.needs import needs_namespaces
 from tests.proof.conftest import build
+from tests.proof.headline import TAG
+from torchkiln.base import artefact
+from torchkiln.base.archive import commit_files
+from torchkiln.base.remake import commit_effects
+from torchkiln.lock.lock import save
+from torchkiln.model.lock import LockedCell
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, needs_namespaces]
 
 
-def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], room: None, tmp_path: Path) -> None:
-    """Only the base is reused: every wheel is downloaded, converted and compiled again."""
-    if not image["base_newer_than_lock"]:  # a newer one is built again
-        digest, cold = image["layers"][0]["digest"], Store(tmp_path / "cold")
-        cold.blob(digest).parent.mkdir(parents=True)
-        shutil.copyfile(Store(cache_root()).blob(digest), cold.blob(digest))
-    again = build(tmp_path / "elsewhere", cache=tmp_path / "cold")
+def test_a_vault_alone_gives_the_same_image(
+    image: dict[str, Any], locked: LockedCell, room: None, tmp_path: Path
+) -> None:
+    """Every wheel is converted and compiled again, and the base is made from its packages."""
+    images, vault, store = tmp_path / "images", tmp_path / "vault", Store(cache_root())
+    save(images, locked)
+    artefact.write_lock(images, locked.base)
+    commit_files(images, locked.base, store)
+    commit_effects(images, locked.base, store)
+    keep = [sys.executable, str(ROOT / "build.py"), "vault", "keep", str(vault), TAG, "--images", str(images)]
+    subprocess.run(keep, cwd=ROOT, check=True, capture_output=True)
+
+    words = ("--images", str(images), "--vault", str(vault), "--locked")
+    again = build(tmp_path / "dist", *words, cache=tmp_path / "cold", under=("unshare", "--net"))
     try:
-        assert again["reused"] == [layer["what"] for layer in again["layers"] if "base" in layer["what"]] + [
-            again["layers"][-1]["what"]
-        ]
         assert again["layers"] == image["layers"]
         assert again["digest"] == image["digest"]
     finally:
-        shutil.rmtree(tmp_path / "cold")
-        shutil.rmtree(tmp_path / "elsewhere")
+        for folder in (vault, tmp_path / "cold", tmp_path / "dist"):
+            shutil.rmtree(folder)
