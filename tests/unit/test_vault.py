@@ -160,8 +160,10 @@ def test_a_build_takes_its_wheels_from_the_vault(scene: Scene, tmp_path: Path) -
         assert hashlib.sha256(path.read_bytes()).hexdigest() == wheel.sha256
 
     other = replace(scene.locked.wheels[0], sha256="0" * 64)
-    with pytest.raises(BuildFailed, match="not on the index"):
+    with pytest.raises(BuildFailed) as caught:
         fetcher.fetch(other, tmp_path / "x", on_progress=lambda _: None, cancelled=lambda: False)
+    places = (f"{other.filename}: not on the index", f"  {scene.vault.name}: not there")
+    assert caught.value.message.splitlines() == [*places]
 
 
 def test_one_flipped_byte_is_found_and_never_used(scene: Scene, tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ class Debs:
             except BadWheel:
                 path.unlink(missing_ok=True)
         part = self._store.temporary("deb")
-        if read_from(self._vaults, deb, part, lambda _: None):
+        if (reasons := read_from(self._vaults, deb, part, lambda _: None)) is None:
             return self._store.adopt(part, path)
-        tried = [f"{vault.name}: not there" for vault in self._vaults]
+        tried = [*reasons]
         for source in self._sources:
             reason = self._lost.get(source, "")
             if source.url(deb) and not reason:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.errors import BuildFailed, RegistryError, VerificationFailed
 from torchkiln.index.verified import LockedFile
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedWheel
@@ -21,14 +21,21 @@ def digest_of_file(file: LockedFile) -> Digest:
 
 def read_from(
     vaults: Collection[Vault], file: LockedFile, path: Path, on_progress: Callable[[int], None]
-) -> bool:
-    """Copy *file* to *path* from the first vault that has it, undamaged; a lost registry is skipped."""
+) -> tuple[str, ...] | None:
+    """Copy *file* to *path* from the first vault that has it, undamaged; a lost registry is skipped.
+
+    :returns: None, or each vault with the reason why it did not give the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    reasons = []
     for vault in vaults:
-        with suppress(VerificationFailed, RegistryError):
+        try:
             if vault.read(digest_of_file(file), file.size, path, on_progress):
-                return True
-    return False
+                return None
+            reasons.append(f"{vault.name}: not there")
+        except (VerificationFailed, RegistryError) as error:
+            reasons.append(f"{vault.name}: {error.message}")
+    return tuple(reasons)
 
 
 def in_vaults(vaults: Collection[Vault], file: LockedFile) -> bool:
@@ -61,8 +68,13 @@ class VaultFetcher:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        if not read_from(self._vaults, wheel, path, on_progress):
+        if (reasons := read_from(self._vaults, wheel, path, on_progress)) is None:
+            return
+        try:
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+        except BuildFailed as error:
+            lines = (error.message, *(f"  {reason}" for reason in reasons))
+            raise BuildFailed("\n".join(lines), hint=error.hint) from error
 
 
 class VaultArchives:
@@ -88,6 +100,6 @@ class VaultArchives:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        if read_from(self._vaults, archive, part, on_progress):
+        if read_from(self._vaults, archive, part, on_progress) is None:
             return part
         return self._server.archive(archive, part, on_progress=on_progress, cancelled=cancelled)
