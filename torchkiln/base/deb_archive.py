@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from torchkiln.base.effects import Effects
 from torchkiln.base.plain_tree import STREAMS
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import SNAPSHOT, sources_of
-from torchkiln.errors import BadWheel, BuildFailed, RegistryError, VerificationFailed
+from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, with_address
@@ -30,7 +30,7 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.store.store import Store
 from torchkiln.util.http.retry import GivenUp
 from torchkiln.vault.places import vaults_of
-from torchkiln.vault.sources import read_from
+from torchkiln.vault.sources import digest_of_file, read_from
 
 OFF = "off"
 _NAMED = 10  # packages in a message
@@ -97,12 +97,10 @@ def _later(date: str, days: int) -> str:
 def from_vault(locked: LockedBase | LockedTools, store: Store, environ: Mapping[str, str]) -> bool:
     """Copy the blob of *locked* from a vault into *store*; False if no vault has it."""
     temporary = store.temporary("base")
-    for vault in vaults_of(environ):
-        with suppress(VerificationFailed, RegistryError):
-            if vault.read(locked.digest, locked.size, temporary, lambda _: None):
-                store.adopt(temporary, store.blob(locked.digest))
-                return True
-    return False
+    if read_from(vaults_of(environ), locked.digest, locked.size, temporary, lambda _: None) is not None:
+        return False
+    store.adopt(temporary, store.blob(locked.digest))
+    return True
 
 
 class Debs:
@@ -128,7 +126,7 @@ class Debs:
             except BadWheel:
                 path.unlink(missing_ok=True)
         part = self._store.temporary("deb")
-        if (reasons := read_from(self._vaults, deb, part, lambda _: None)) is None:
+        if (reasons := read_from(self._vaults, digest_of_file(deb), deb.size, part, lambda _: None)) is None:
             return self._store.adopt(part, path)
         tried = [*reasons]
         for source in self._sources:

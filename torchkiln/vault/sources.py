@@ -20,9 +20,9 @@ def digest_of_file(file: LockedFile) -> Digest:
 
 
 def read_from(
-    vaults: Collection[Vault], file: LockedFile, path: Path, on_progress: Callable[[int], None]
+    vaults: Collection[Vault], digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]
 ) -> tuple[str, ...] | None:
-    """Copy *file* to *path* from the first vault that has it, undamaged; a lost registry is skipped.
+    """Copy the file with *digest* to *path* from the first vault that has it; a lost registry is skipped.
 
     :returns: None, or each vault with the reason why it did not give the file.
     """
@@ -30,7 +30,7 @@ def read_from(
     reasons = []
     for vault in vaults:
         try:
-            if vault.read(digest_of_file(file), file.size, path, on_progress):
+            if vault.read(digest, size, path, on_progress):
                 return None
             reasons.append(f"{vault.name}: not there")
         except (VerificationFailed, RegistryError) as error:
@@ -68,7 +68,7 @@ class VaultFetcher:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        if (reasons := read_from(self._vaults, wheel, path, on_progress)) is None:
+        if (reasons := read_from(self._vaults, digest_of_file(wheel), wheel.size, path, on_progress)) is None:
             return
         try:
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
@@ -100,6 +100,6 @@ class VaultArchives:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        if read_from(self._vaults, archive, part, on_progress) is None:
+        if read_from(self._vaults, digest_of_file(archive), archive.size, part, on_progress) is None:
             return part
         return self._server.archive(archive, part, on_progress=on_progress, cancelled=cancelled)
