@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import difflib
 import errno
 import importlib
@@ -123,6 +124,12 @@ def main(args: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _ignore_signals() -> None:
+    """Python restores the default handlers while it ends; a signal would then replace the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class _SignalHandler:
     """Handles SIGINT and SIGTERM: the first signal raises KeyboardInterrupt, the second exits at once.
 
@@ -132,6 +139,7 @@ class _SignalHandler:
 
     def __init__(self) -> None:
         self.signal = 0  # the first signal received
+        atexit.register(_ignore_signals)  # registered first, so it runs last
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
