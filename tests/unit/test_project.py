@@ -7,7 +7,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,9 +14,7 @@ from click.testing import CliRunner, Result
 from tests.planned import FACTS, locked
 from tests.published import Scene, a_built_publisher, a_scene, a_server
 from tests.reports import TAG
-from tests.servers.workspace import Workspace, a_workspace
 from torchkiln.attest.provenance import SourcePackage, origin, provenance
-from torchkiln.base import artefact
 from torchkiln.cli import torchkiln
 from torchkiln.cli.shared import options
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Unresolvable
@@ -27,14 +24,13 @@ from torchkiln.matrix.matrix import read
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedBase
 from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
 from torchkiln.publish import source
 from torchkiln.util import places
 from torchkiln.util.places import IMAGES, ROOT, ROOTFS
 
-__all__ = ["a_built_publisher", "a_scene", "a_server", "a_workspace"]
+__all__ = ["a_built_publisher", "a_scene", "a_server"]
 
 IMAGE = Digest(f"sha256:{'1' * 64}")
 
@@ -339,53 +335,6 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
 
     assert scene.verify().exit_code == 0
     assert "lock: layers differ from its lock: torchkiln (" in scene.refused("--policy", "matrix.yaml")
-
-
-# --- the first base -------------------------------------------------------------------------------
-
-
-def test_a_project_starts_with_torchkilns_own_base(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tools and package hashes of that base are used, too, if it can be had."""
-    monkeypatch.setattr(artefact, "ensure", lambda own, *_, **__: (own, ()))
-    base = workspace.folder.path / "base-debian12"
-    shutil.rmtree(base)
-    found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock
-
-    own = IMAGES / "base-debian12"
-    assert found.base == artefact.read_lock(IMAGES, "debian12")
-    assert {path.name: path.read_bytes() for path in base.iterdir()} == {
-        path.name: path.read_bytes() for path in own.iterdir()
-    }
-
-
-def test_a_project_starts_with_the_present_base_if_the_own_one_is_gone(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock is that of a base which can be built; the tools and hashes of the other one are not copied."""
-    monkeypatch.setattr(artefact, "ensure", lambda own, *_, **__: (newer(own), ("openssl 1 → 2",)))
-    base = workspace.folder.path / "base-debian12"
-    shutil.rmtree(base)
-    found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock
-
-    own = artefact.read_lock(IMAGES, "debian12")
-    assert own is not None
-    assert found.base == artefact.read_lock(workspace.folder.path, "debian12") == newer(own)
-    assert [path.name for path in base.iterdir()] == ["base.json"]
-
-
-def newer(base: LockedBase) -> LockedBase:
-    return replace(base, digest=IMAGE)
-
-
-def test_a_base_of_the_project_stays(workspace: Workspace) -> None:
-    path = artefact.lock_path(workspace.folder.path, "debian12")
-    fields: dict[str, Any] = json.loads(path.read_text())
-    path.write_text(json.dumps(fields | {"untrusted": True}))
-    found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock
-
-    assert found.base.untrusted
 
 
 # --- the source in the provenance -----------------------------------------------------------------
