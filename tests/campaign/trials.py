@@ -201,18 +201,14 @@ def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
         record.wrong.append(f"next run: code {ran.code}, {ran.out}: {ran.err[-3000:]}")
     record.wrong += [f"next run: {fault}" for fault in oracle.healed()]
     record.wrong += [f"next run: survivor: {command}" for command in ran.left]
-    for filename in truth.wheels:
+    for filename, data in truth.wheels.items():
         responses = [sent for sent in trial.server.sent[before:] if sent.path.endswith("/" + filename)]
         # Only ranges without an end continue a download. Requests for a wheel's zip directory have an end.
-        whole = [sent for sent in responses if sent.requested.endswith("-") or not sent.requested]
-        record.fetched += sum(sent.count for sent in whole)
-        # The starts are compared, not the bytes: when a download is cancelled, bytes are lost in sockets.
-        reached = have[filename]
-        for start in (int(sent.requested.removeprefix("bytes=").rstrip("-") or 0) for sent in whole):
-            record.again += max(reached - start, 0)
-            reached = max(reached, start)
+        came = sum(sent.count for sent in responses if sent.requested.endswith("-") or not sent.requested)
+        record.fetched += came
+        record.again += max(came - (len(data) - have[filename]), 0)
     if record.again:
-        record.wrong.append(f"next run: {record.again} bytes in the cache were requested again")
+        record.wrong.append(f"next run: {record.again} bytes of wheels were downloaded again")
 
 
 def _halves(oracle: Oracle) -> int:

@@ -25,7 +25,7 @@ from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, with_address
 from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.index import FileAt
-from torchkiln.model.lock import DebFile, LockedBase, LockedTools
+from torchkiln.model.lock import DebFile
 from torchkiln.model.operating_system import operating_system
 from torchkiln.store.store import Store
 from torchkiln.util.http.retry import GivenUp
@@ -92,15 +92,6 @@ def _snapshots(os_name: str, dates: Mapping[str, str], setting: str) -> Iterator
 
 def _later(date: str, days: int) -> str:
     return (datetime.strptime(date, _TIME) + timedelta(days=days)).strftime(_TIME)
-
-
-def from_vault(locked: LockedBase | LockedTools, store: Store, environ: Mapping[str, str]) -> bool:
-    """Copy the blob of *locked* from a vault into *store*; False if no vault has it."""
-    temporary = store.temporary("base")
-    if read_from(vaults_of(environ), locked.digest, locked.size, temporary, lambda _: None) is not None:
-        return False
-    store.adopt(temporary, store.blob(locked.digest))
-    return True
 
 
 class Debs:

@@ -94,9 +94,11 @@ def remade(
 
     :returns: None if *store* has the blob now, else the reason, which is empty for unknown effects.
     """
-    from torchkiln.base.deb_archive import Debs, deb_sources, from_vault  # imported here: it loads slowly
+    from torchkiln.base.deb_archive import Debs, deb_sources  # imported here: they load slowly
+    from torchkiln.vault.places import vaults_of
+    from torchkiln.vault.sources import take_blob
 
-    if from_vault(locked, store, environ):
+    if take_blob(vaults_of(environ), locked.digest, locked.size, store):
         return None
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
     of_base = effects if base is locked else read_effects(None, base, store)

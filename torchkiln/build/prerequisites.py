@@ -72,7 +72,7 @@ def provide(
     locked, store = plan.locked, environment.store
     report = Reporting(say=environment.say, observer=environment.observer)
     system: list[LockedBase | LockedTools] = [locked.base, *([locked.tools] if locked.tools else [])]
-    complete = all(store.has_blob(each.digest, each.size) for each in system)
+    complete = all(_have(each, environment) for each in system)
     wheels = () if complete else missing_wheels(plan, store)
     if not complete:
         for each in system:
@@ -102,3 +102,13 @@ def provide(
             report=report,
         )
     return on_base(locked, base, found_tools), (*changes, *tool_changes)
+
+
+def _have(found: LockedBase | LockedTools, environment: Environment) -> bool:
+    """Whether the cache or a vault has the blob of *found*: then nothing is downloaded while it is made."""
+    if environment.store.has_blob(found.digest, found.size):
+        return True
+    from torchkiln.vault.places import vaults_of  # imported here: they load slowly
+    from torchkiln.vault.sources import take_blob
+
+    return take_blob(vaults_of(environment.environ), found.digest, found.size, environment.store)

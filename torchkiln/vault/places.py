@@ -226,20 +226,17 @@ def _copy(
 ) -> None:
     """Copy the bytes of *read* to *path*; other bytes than *digest* leave no file."""
     hashed, done = hashlib.sha256(), 0
-    try:
-        with path.open("wb") as out:
-            while piece := read(_PIECE):
-                done += len(piece)
-                if done > size:
-                    break
-                hashed.update(piece)
-                out.write(piece)
-                on_progress(len(piece))
-        if done != size or f"sha256:{hashed.hexdigest()}" != digest:
-            raise VerificationFailed(
-                f"{what}: checksum mismatch: expected {digest}, {size} bytes",
-                hint="the file is damaged: run `torchkiln vault check`, and keep the lock again",
-            )
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with path.open("wb") as out:
+        while piece := read(_PIECE):
+            done += len(piece)
+            if done > size:
+                break
+            hashed.update(piece)
+            out.write(piece)
+            on_progress(len(piece))
+    if done != size or f"sha256:{hashed.hexdigest()}" != digest:
+        path.unlink()
+        raise VerificationFailed(
+            f"{what}: checksum mismatch: expected {digest}, {size} bytes",
+            hint="the file is damaged: run `torchkiln vault check`, and keep the lock again",
+        )

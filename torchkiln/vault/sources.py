@@ -11,6 +11,7 @@ from torchkiln.index.verified import LockedFile
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedWheel
 from torchkiln.model.progress import ArchiveSource, Fetcher
+from torchkiln.store.store import Store
 from torchkiln.vault.places import Vault
 
 
@@ -36,6 +37,15 @@ def read_from(
         except (VerificationFailed, RegistryError) as error:
             reasons.append(f"{vault.name}: {error.message}")
     return tuple(reasons)
+
+
+def take_blob(vaults: Collection[Vault], digest: Digest, size: int, store: Store) -> bool:
+    """Copy the blob with *digest* from a vault into *store*; False if no vault has it."""
+    temporary = store.temporary("vault")
+    if read_from(vaults, digest, size, temporary, lambda _: None) is not None:
+        return False
+    store.adopt(temporary, store.blob(digest))
+    return True
 
 
 def in_vaults(vaults: Collection[Vault], file: LockedFile) -> bool:
