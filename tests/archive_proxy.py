@@ -1,4 +1,4 @@
-"""A private Debian archive: an HTTPS proxy with its own CA and a password, in front of the real archive."""
+"""Proxies of the real Debian archive: one with its own CA and a password, one that does not change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import datetime
 import ipaddress
 import ssl
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
+from torchkiln.base.recipe import recipe
+from torchkiln.base.sources import values, variables
+
+OFFICIAL = ("http://deb.debian.org/debian", "http://security.debian.org/debian-security")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,46 +49,81 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
     expected = "Basic " + base64.b64encode(login.encode()).decode()
     requested: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Private(_Handler):
         def do_GET(self) -> None:
             if self.headers.get("Authorization") != expected:
-                self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="private"'})
+                self.answer(401, b"", {"WWW-Authenticate": 'Basic realm="private"'})
                 return
-            found = fetched(upstream + self.path)
             requested.append(self.path)
-            forwarded = ("Last-Modified", "Content-Type")
-            self._answer(
-                found.status_code,
-                found.content,
-                {k: found.headers[k] for k in forwarded if k in found.headers},
-            )
+            self.forward(fetched(upstream + self.path))
 
-        def _answer(self, code: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(code)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 64
-
-    server = Server((host, 0), Handler)
+    server = _Server((host, 0), Private)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     # The TLS handshake is done in the handler's thread. In the accept loop, it would block all other clients.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    with _serving(server) as port:
+        yield PrivateArchive(address=f"https://{login}@{host}:{port}", ca=ca, requested=requested)
+
+
+@contextmanager
+def held_archive(os_name: str, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """A context manager: the archive of *os_name* as it is at the first request of each file.
+
+    Debian publishes at any time, so two builds from the archive itself may differ.
+
+    :returns: *environ* with the proxy in place of the mirrors.
+    """
+    mirrors = values(recipe(os_name), environ)[:2]
+    upstream = [mirror or official for mirror, official in zip(mirrors, OFFICIAL, strict=True)]
+    held: dict[str, requests.Response] = {}
+    locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    class Held(_Handler):
+        def do_GET(self) -> None:
+            _, number, path = self.path.split("/", 2)
+            with locks[self.path]:
+                if self.path not in held:
+                    held[self.path] = fetched(f"{upstream[int(number)].rstrip('/')}/{path}")
+            self.forward(held[self.path])
+
+    with _serving(_Server(("127.0.0.1", 0), Held)) as port:
+        own = {name: f"http://127.0.0.1:{port}/{k}" for k, name in enumerate(variables(recipe(os_name))[:2])}
+        yield {**environ, **own, "no_proxy": f"127.0.0.1,{environ.get('no_proxy', '')}"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def forward(self, found: requests.Response) -> None:
+        kept = ("Last-Modified", "Content-Type")
+        self.answer(
+            found.status_code, found.content, {k: found.headers[k] for k in kept if k in found.headers}
+        )
+
+    def answer(self, code: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+@contextmanager
+def _serving(server: ThreadingHTTPServer) -> Iterator[int]:
+    """A context manager: *server* runs; yields its port."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        address = f"https://{login}@{host}:{server.server_address[1]}"
-        yield PrivateArchive(address=address, ca=ca, requested=requested)
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests import forked
+from tests.archive_proxy import held_archive
 from tests.cells import small_wheels
 from tests.once import once
 from tests.planned import FACTS, MATRIX
@@ -149,11 +150,12 @@ class Fresh:
     base: LockedBase
     tools: LockedTools
     store: Store
+    environ: Mapping[str, str]  # in which the archive does not change
 
     def again(self, folder: Path) -> LockedTools:
         """Build the same tools again, with a cache in *folder*."""
         return tools.build(
-            "devel", packages_of("devel"), self.base, cached_base(self.base, folder), environ=os.environ
+            "devel", packages_of("devel"), self.base, cached_base(self.base, folder), environ=self.environ
         )
 
 
@@ -177,14 +179,16 @@ def cached_base(base: LockedBase, folder: Path) -> Store:
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
     """Tools whose build had variables with unusual values, so that tests can detect a leak."""
     base = present_base()
     assert base is not None
     store = cached_base(base, tmp_path_factory.mktemp("cache"))
-    environ = {**os.environ, "LANG": f"xy_{TELL_TALE}.UTF-8", "no_proxy": TELL_TALE, "SOMETHING": TELL_TALE}
-    made = tools.build("devel", packages_of("devel"), base, store, environ=environ)
-    return Fresh(base=base, tools=made, store=store)
+    with held_archive("debian12", os.environ) as held:
+        unusual = {"LANG": f"xy_{TELL_TALE}.UTF-8", "SOMETHING": TELL_TALE}
+        environ = {**held, **unusual, "no_proxy": f"127.0.0.1,{TELL_TALE}"}
+        made = tools.build("devel", packages_of("devel"), base, store, environ=environ)
+        yield Fresh(base=base, tools=made, store=store, environ=held)
 
 
 @pytest.fixture(scope="session")

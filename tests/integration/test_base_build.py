@@ -14,11 +14,12 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.archive_proxy import held_archive
 from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
 from torchkiln.base import archive, artefact, mmdebstrap
@@ -44,7 +45,14 @@ MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
+def held() -> Iterator[Mapping[str, str]]:
+    """The environment in which Debian's archive does not change."""
+    with held_archive("debian12", os.environ) as environ:
+        yield environ
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory, held: Mapping[str, str]) -> tuple[LockedBase, Store]:
     """A new base, built with unusual names in folder and environment, so that tests can detect a leak."""
     scratch = tmp_path_factory.mktemp("tell-tale-scratch")
     for folder in (scratch, *scratch.parents):
@@ -52,11 +60,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
             folder.chmod(folder.stat().st_mode | 0o011)  # apt's user must have access
     store = Store(tmp_path_factory.mktemp("cache"))
     environ = {
-        **os.environ,
+        **held,
         "TMPDIR": str(scratch),
         "LANG": "xy_TELLTALE.UTF-8",
         "TELLTALE": "x",
-        "no_proxy": "tell-tale",
+        "no_proxy": "tell-tale,127.0.0.1",
     }
     user_cache = Store(cache_root())
     with (
@@ -81,24 +89,29 @@ def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None
 
 @pytest.mark.network
 @needs_mmdebstrap
-def test_the_same_packages_give_the_same_bytes(fresh: tuple[LockedBase, Store], tmp_path: Path) -> None:
+def test_the_same_packages_give_the_same_bytes(
+    fresh: tuple[LockedBase, Store], held: Mapping[str, str], tmp_path: Path
+) -> None:
     """The base is that of the lock, from another build; if Debian's packages have changed, build twice."""
     base, _ = fresh
     other = artefact.read_lock(ROOT / "images", "debian12")
     if other is None or other.packages != base.packages:
-        other = build(recipe("debian12"), Store(tmp_path), environ=os.environ)
+        other = build(recipe("debian12"), Store(tmp_path), environ=held)
 
     assert base == other
 
 
 @pytest.mark.network
 @needs_mmdebstrap
-def test_nothing_of_the_build_host_is_inside(fresh: tuple[LockedBase, Store]) -> None:
+def test_nothing_of_the_build_host_is_inside(
+    fresh: tuple[LockedBase, Store], held: Mapping[str, str]
+) -> None:
     base, store = fresh
     hints = [b"tell-tale", b"TELLTALE"]
     hints += [
         os.environ[name].encode() for name in (MIRROR, "http_proxy", "https_proxy") if os.environ.get(name)
     ]
+    hints.append(held[MIRROR].encode())
     if len(socket.gethostname()) > 5:
         hints.append(socket.gethostname().encode())
     resolvers = re.findall(r"^nameserver (\S+)", Path("/etc/resolv.conf").read_text(), re.MULTILINE)
