@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import ipaddress
+import re
 import ssl
 import threading
 from collections import defaultdict
@@ -23,8 +24,6 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import values, variables
-
-OFFICIAL = ("http://deb.debian.org/debian", "http://security.debian.org/debian-security")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,28 +67,29 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
 
 @contextmanager
 def held_archive(os_name: str, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """A context manager: the archive of *os_name* as it is at the first request of each file.
+    """A context manager: a proxy with the archive of *os_name* as it is at the first request of each file.
 
     Debian publishes at any time, so two builds from the archive itself may differ.
 
-    :returns: *environ* with the proxy in place of the mirrors.
+    :returns: *environ* with the proxy, and with mirrors that apt asks through it.
     """
-    mirrors = values(recipe(os_name), environ)[:2]
-    upstream = [mirror or official for mirror, official in zip(mirrors, OFFICIAL, strict=True)]
+    names = variables(recipe(os_name))[:2]
+    mirrors = dict(zip(names, values(recipe(os_name), environ)[:2], strict=True))
+    with_tls = tuple(at.removeprefix("https://") for at in mirrors.values() if at.startswith("https:"))
     held: dict[str, requests.Response] = {}
     locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     class Held(_Handler):
         def do_GET(self) -> None:
-            _, number, path = self.path.split("/", 2)
-            with locks[self.path]:
-                if self.path not in held:
-                    held[self.path] = fetched(f"{upstream[int(number)].rstrip('/')}/{path}")
-            self.forward(held[self.path])
+            place = self.path.removeprefix("http://")  # to a proxy, apt sends the whole URL
+            with locks[place]:
+                if place not in held:
+                    held[place] = fetched(f"http{'s' * place.startswith(with_tls)}://{place}")
+            self.forward(held[place])
 
     with _serving(_Server(("127.0.0.1", 0), Held)) as port:
-        own = {name: f"http://127.0.0.1:{port}/{k}" for k, name in enumerate(variables(recipe(os_name))[:2])}
-        yield {**environ, **own, "no_proxy": f"127.0.0.1,{environ.get('no_proxy', '')}"}
+        own = {name: re.sub("^https:", "http:", address) for name, address in mirrors.items()}
+        yield {**environ, **own, "http_proxy": f"http://127.0.0.1:{port}", "no_proxy": ""}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -13,14 +13,14 @@ from tools.kept import (
     IMAGES,
     PROOFS,
     as_declared_by,
+    earlier_locks,
     latest_earlier,
     present,
     proofs,
     short,
     without_gpus,
 )
-from torchkiln.gate.cell_state import CellRecord, State, cleared, saw_gpus, state
-from torchkiln.gate.kept_reports import same_packages
+from torchkiln.gate.cell_state import CellRecord, State, cleared, record_of, saw_gpus, state
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
@@ -59,7 +59,9 @@ class ReportSummary:
         """The text for the image that the lock gives today."""
         if failed := self._failed():
             return f"built; {failed} failed {self._where()}"
-        return f"built and proved {self._where()}" if self.proved else f"built; {self._some()}"
+        if self.proved and self.on_gpus:
+            return f"built and proved {self._where()}"
+        return f"built and proved; {self._some()}" if self.proved else f"built; {self._some()}"
 
     def earlier(self, image: str) -> str:
         """The text for an earlier image, which is called *image*."""
@@ -102,7 +104,7 @@ class Square:
     state: State
     now: ReportSummary | None = None  # reports of the image that the lock gives today
     earlier: ReportSummary | None = None  # reports of the latest earlier image
-    same_packages: bool = False  # whether the earlier image had the same packages as the lock
+    same_stack: bool = False  # whether the earlier image had the GPU stack of the lock
     recorded: bool = False  # whether a public record has the hash of the cell's torch wheel
 
     def text(self) -> str:
@@ -128,7 +130,7 @@ class Square:
         text = self.now.now() if self.now else self.state.value
         if (earlier := self.earlier_shown()) is None:
             return text
-        image = "an earlier image with the same packages" if self.same_packages else "an earlier image"
+        image = "an earlier image with the same GPU stack" if self.same_stack else "an earlier image"
         return f"{text}; {earlier.earlier(image)}"
 
 
@@ -179,7 +181,7 @@ def _kept(answer: Resolution, known: Sequence[SignedReport]) -> CellRecord | Non
     if not tag or not (IMAGES / tag / "lock.json").is_file():
         return None
     reports = tuple(signed for signed in known if signed.report.tag == tag)
-    return CellRecord(locked=load_locked(IMAGES, tag), image=present(tag), reports=reports)
+    return record_of(load_locked(IMAGES, tag), present(tag), reports, earlier_locks(PROOFS))
 
 
 def _square(
@@ -202,7 +204,7 @@ def _square(
         state=here,
         now=ReportSummary(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
         earlier=ReportSummary(reports=before, proved=was_proved) if before else None,
-        same_packages=same_packages(before, kept.locked),
+        same_stack=bool(before) and before[0].report.image in [other.image for other in kept.earlier],
     )
 
 

@@ -13,13 +13,14 @@ from functools import cache
 from pathlib import Path
 
 from torchkiln.build.predicted_digest import predicted_digest
-from torchkiln.gate.kept_reports import KeptReport, kept_reports
+from torchkiln.gate.kept_reports import KeptReport, kept_reports, locks_in
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.plan.load import plan_cell
 from torchkiln.smoke import hosts
@@ -33,6 +34,12 @@ IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 def kept_in(folder: Path) -> tuple[KeptReport, ...]:
     """The reports in *folder*, signed ones verified with the key beside each; the folder is read once."""
     return kept_reports(folder)
+
+
+@cache
+def earlier_locks(folder: Path) -> dict[Digest, LockedCell]:
+    """The locks of earlier images in *folder*; it is read once."""
+    return locks_in(folder)
 
 
 def proofs(folder: Path) -> list[SignedReport]:

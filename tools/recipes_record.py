@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,7 +65,15 @@ class Record:
     steps: Annotated[int, Meta(ge=1)]
     driver: Text | None
     environment: Environment
-    first: Mapping[Group, Text]  # the row of each group that the others are compared with
+    # The row of each group that the others are compared with. msgspec 0.23 describes its keys, 0.22 does not.
+    first: Mapping[Group, Text] = field(
+        metadata={
+            codec.SCHEMA: {
+                "type": "object",
+                "additionalProperties": {"type": "string", "maxLength": 2000},
+            }
+        }
+    )
     waterfall: tuple[Text, ...]
     seconds: Amount
     rows: Annotated[tuple[Row, ...], Meta(max_length=200)]

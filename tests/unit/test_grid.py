@@ -15,7 +15,6 @@ from tools.kept import IMAGES, PROOFS, proofs
 from torchkiln.build.predicted_digest import predicted_digest
 from torchkiln.gate import check_status
 from torchkiln.gate.cell_state import State
-from torchkiln.gate.kept_reports import same_packages
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
@@ -82,20 +81,21 @@ def test_each_state_has_a_text() -> None:
     assert square("2.3.1", "12.1", State.LOCKED) == "**native**<br>locked"
     assert locked(now=summary_of(ALONE)) == "built; 6 checks passed " + WITHOUT
     assert locked(now=summary_of(PARTIAL, proved=True)) == f"built and proved on {WHERE}"
+    assert locked(now=summary_of(ALONE, proved=True)) == "built and proved; 6 checks passed " + WITHOUT
     assert locked(now=summary_of(PARTIAL)) == f"built; 6 checks passed on {WHERE}"
     assert locked(now=summary_of(SKIPPING)) == f"built; 6 checks passed (skipped: 1 of tier 2) on {WHERE}"
 
 
 def test_results_of_an_earlier_image_are_not_shown_for_the_present_one() -> None:
-    """The words "with the same packages" are written only if the packages were compared."""
-    ours = "an earlier image with the same packages"
+    """The words "with the same GPU stack" are written only if the stacks were compared."""
+    ours = "an earlier image with the same GPU stack"
 
     assert (
         locked(earlier=summary_of(PARTIAL, proved=True)) == f"locked; an earlier image was proved on {WHERE}"
     )
     assert locked(earlier=summary_of(PARTIAL)) == f"locked; in an earlier image 6 checks passed on {WHERE}"
     assert (
-        locked(earlier=summary_of(PARTIAL, proved=True), same_packages=True)
+        locked(earlier=summary_of(PARTIAL, proved=True), same_stack=True)
         == f"locked; {ours} was proved on {WHERE}"
     )
 
@@ -131,21 +131,6 @@ def test_of_several_earlier_images_the_latest_is_shown() -> None:
 
     assert kept.latest_earlier([*older, *last, PARTIAL], IMAGE) == last
     assert kept.latest_earlier([PARTIAL], IMAGE) == []
-
-
-def test_the_packages_are_compared_by_the_check_lock() -> None:
-    """Names and versions are compared. If the check `lock` is missing, the packages count as different."""
-    installed = {wheel.name: wheel.version for wheel in reports.LOCKED.wheels}
-
-    def measured(values: dict[str, str]) -> SignedReport:
-        finding = replace(PARTIAL.report.findings[0], id="lock", measured=json.dumps({"installed": values}))
-        return replace(PARTIAL, report=replace(PARTIAL.report, findings=(finding,)))
-
-    assert same_packages([PARTIAL, measured(installed)], reports.LOCKED)
-    assert not same_packages([measured(installed | {"numpy": "0.1"})], reports.LOCKED)
-    assert not same_packages([measured({})], reports.LOCKED)
-    assert not same_packages([PARTIAL], reports.LOCKED)
-    assert not same_packages([], reports.LOCKED)
 
 
 LOCKS = sum(b'"by_record"' not in path.read_bytes() for path in IMAGES.glob("*-runtime/lock.json"))
@@ -198,7 +183,7 @@ def test_the_grid_with_the_same_reports_of_other_images(
     report_text, proved = grid.grid(), len(RUNTIME)
 
     assert "<br>built" not in report_text
-    assert report_text.count("earlier image with the same packages was proved on ") == proved > 0
+    assert report_text.count("earlier image with the same GPU stack was proved on ") == proved > 0
     assert f" {LOCKS} locked, " in report_text
     assert f"; {proved} proved in an earlier image." in report_text
 

@@ -14,10 +14,10 @@ import pytest
 
 from smoke_tests.allowed import allowed_unresolved, optional
 from tools import tier0
-from tools.kept import IMAGES, PROOFS, as_declared_by, present, proofs, without_gpus
+from tools.kept import IMAGES, PROOFS, as_declared_by, earlier_locks, present, proofs, without_gpus
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
-from torchkiln.gate.kept_reports import same_packages
+from torchkiln.gate.gpu_stack import earlier_images
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy
@@ -137,9 +137,12 @@ def test_a_report_of_another_image_clears_nothing(signed_report: SignedReport) -
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_the_images_had_the_packages_of_the_lock(tag: str) -> None:
-    """The check `lock` recorded the names and versions of the installed packages."""
-    assert same_packages([item for item in ALL if item.report.tag == tag], locked_of(tag))
+def test_the_reports_are_of_the_gpu_stack_of_the_lock(tag: str) -> None:
+    """If the base or rootfs/ changes, the GPU runs still count."""
+    of_tag = [item for item in ALL if item.report.tag == tag]
+    found = list(earlier_images(of_tag, locked_of(tag), earlier_locks(PROOFS).get))
+
+    assert {other.image for other in found} == {item.report.image for item in of_tag}
 
 
 @pytest.mark.parametrize(

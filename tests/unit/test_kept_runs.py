@@ -47,7 +47,8 @@ def kept_runs(tmp_path: Path) -> KeptRuns:
 
 def own(tmp_path: Path, smoke_report: SmokeReport = REPORT) -> list[SmokeReport]:
     assert smoke_report.image
-    return [signed_report.report for signed_report in kept_runs(tmp_path).of(smoke_report.image)]
+    found = (signed_report.report for signed_report in kept_runs(tmp_path).all())
+    return [report for report in found if report.image == smoke_report.image]
 
 
 def key_file(tmp_path: Path) -> Path:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import posixpath
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,8 +15,11 @@ from urllib.parse import unquote, urlsplit
 from tests import site_scene
 from tests.site_scene import HOSTILE, Page, files, listed, pages, records
 from tools.kept import tables
+from torchkiln.gate.cell_state import record_of
+from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
 from torchkiln.site import images
 from torchkiln.site.catalogue import Catalogue, ListedImage, Published
 from torchkiln.site.commands import commands
@@ -161,26 +165,34 @@ def test_only_runs_of_the_present_image_are_its_own() -> None:
     assert image(PROVED).tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
     assert [run["current"] for run in document(PROVED)["reports"]] == [True, True, True]
 
-    changed = [_with_another_digest(record) if _tag(record) == PROVED else record for record in records()]
-    shown = images.catalogue(changed, *tables(), load_suite())
-    present = next(image for image in shown.images if image.tag == PROVED)
-    found = site_scene.rendered(replace(shown, images=(present,)))
+    found, tested_on = shown(lambda locked: locked)
     runs = json.loads(found[f"tags/{PROVED}.json"])["reports"]
-    assert [(run["current"], run["gpus"], run["same_packages"]) for run in runs] == [
+    assert [(run["current"], run["gpus"], run["same_gpu_stack"]) for run in runs] == [
         (False, "4 × NVIDIA H100 80GB HBM3", True),
         (False, "2 × NVIDIA H200", True),
         (False, None, True),
     ]
-    assert "an earlier image with the same packages" in found[f"tags/{PROVED}.html"].decode()
-    assert present.tested_on == ()
+    assert "an earlier image with the same GPU stack" in found[f"tags/{PROVED}.html"].decode()
+    assert tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
+
+    found, tested_on = shown(lambda locked: replace(locked, base=replace(locked.base, packages=())))
+    assert {run["same_gpu_stack"] for run in json.loads(found[f"tags/{PROVED}.json"])["reports"]} == {False}
+    assert "an earlier image, " in found[f"tags/{PROVED}.html"].decode()
+    assert tested_on == ()
 
 
-def _tag(record: images.ImageRecord) -> str:
-    return tag_of(record.resolution)
-
-
-def _with_another_digest(record: images.ImageRecord) -> images.ImageRecord:
-    return replace(record, kept=replace(record.kept, image=OTHER))
+def shown(changed: Callable[[LockedCell], LockedCell]) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
+    """The site and the GPUs of PROVED if its lock is changed; its image is another one, too."""
+    kept_locks = {lock_digest(record.kept.locked): record.kept.locked for record in records()}
+    changed_records = [
+        replace(record, kept=record_of(changed(record.kept.locked), OTHER, record.kept.reports, kept_locks))
+        if tag_of(record.resolution) == PROVED
+        else record
+        for record in records()
+    ]
+    listed_images = images.catalogue(changed_records, *tables(), load_suite())
+    present = next(image for image in listed_images.images if image.tag == PROVED)
+    return site_scene.rendered(replace(listed_images, images=(present,))), present.tested_on
 
 
 def test_a_run_with_a_failed_check_has_not_passed() -> None:

@@ -23,7 +23,7 @@ from torchkiln.util.strict_json import read_file
 
 _RECORDS = "locks"
 _IS_DIGEST = re.compile("sha256:[0-9a-f]{64}")
-_LIMIT = 4 << 20  # maximum bytes of a lock, which has about 60,000
+LOCK_LIMIT = 4 << 20  # maximum bytes of a lock, which has about 60,000
 
 
 def remember_lock(locked: LockedCell, store: Store) -> None:
@@ -59,8 +59,14 @@ def _kept(digest: str, image: ImageOnDisk, layout: Layout, store: Store) -> Iter
     """The locks that are kept for *image*, whose config has the *digest* of its lock."""
     # A lock can be damaged, or written by another version of torchkiln.
     with suppress(OSError, Stale):
-        yield from_json(read_file(layout.lock(image.manifest), _LIMIT))
+        yield from_json(read_file(layout.lock(image.manifest), LOCK_LIMIT))
+    if kept := kept_lock(digest, store):
+        yield kept
+
+
+def kept_lock(digest: str, store: Store) -> LockedCell | None:
+    """The lock that *store* keeps under *digest*, which the caller must compare; None: there is none."""
     record = store.record(_RECORDS, digest.removeprefix("sha256:")) if _IS_DIGEST.fullmatch(digest) else None
     with suppress(Stale):
-        if record:
-            yield from_json(json.dumps(record).encode())
+        return from_json(json.dumps(record).encode()) if record else None
+    return None

@@ -48,19 +48,18 @@ class _Evaluation(NamedTuple):
 
 def check_status(
     check: SuiteCheck,
-    signed_reports: Sequence[SignedReport],
+    evidence: Sequence[tuple[SignedReport, Mapping[str, Any]]],
     suite: Suite,
-    facts: Mapping[str, Any],
     *,
     required: bool,
 ) -> CheckStatus:
     """The status of *check* of *suite*.
 
-    :param facts: of the image, from the lock by `expected.facts_of`.
+    :param evidence: each report with the facts of its image, from the lock by `expected.facts_of`.
     """
     evaluations = [
         _evaluate(check, finding, signed_report, suite, facts)
-        for signed_report in signed_reports
+        for signed_report, facts in evidence
         for finding in signed_report.report.findings
         if finding.id == check.id
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 from torchkiln import __version__
 from torchkiln.attest.publication import PUBLICATION
 from torchkiln.attest.statement import Statement, payload, statement
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, ProjectProof
+from torchkiln.lock.lock import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.smoke import hosts
+from torchkiln.model.lock import LockedCell
 from torchkiln.smoke.attestation import statement_of
 from torchkiln.smoke.suite import SuiteCheck
 from torchkiln.util.schema import sentences
@@ -27,6 +27,7 @@ _SCHEMA: dict[str, Any] = {
         "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
         "override": {"type": ["string", "null"]},
         "names": {"type": "string"},
+        "locks": {"type": "array", "maxItems": 100, "items": {"type": "string"}},
         "reports": {
             "type": "array",
             "items": {
@@ -73,6 +74,7 @@ def clearance(cleared: ClearedImage) -> Statement:
             "gpus": list(result.policy.gpus),
             "signed": result.policy.signed,
             "report_age": result.policy.report_age,
+            "carry": result.policy.carry,
         },
         "suite": result.suite,
         "checks": [
@@ -89,13 +91,14 @@ def clearance(cleared: ClearedImage) -> Statement:
             {
                 "verdict": signed_report.report.verdict,
                 "when": signed_report.report.when,
-                "gpus": hosts.kinds(json.loads(signed_report.report.host)),
+                "gpus": result.gpus_of(signed_report.report),
                 "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
             }
-            for signed_report in result.signed_reports
-            if signed_report.report.image == result.image
+            for signed_report in result.counted
         ],
     }
+    if result.earlier:  # `verify` computes the GPU stack again, from the locks
+        predicate["locks"] = [to_json(other.locked).decode() for other in result.earlier]
     if result.project is not None:
         predicate["project"] = project_json(result.project)
     return statement(result.tag, result.image, CLEARANCE, predicate)
@@ -117,12 +120,11 @@ def project_json(project: ProjectProof) -> dict[str, Any]:
                 {
                     "when": signed_report.report.when,
                     "verdict": signed_report.report.verdict,
-                    "gpus": hosts.kinds(json.loads(signed_report.report.host)),
+                    "gpus": below.gpus_of(signed_report.report),
                     "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
                     "signers": list(signed_report.signers),
                 }
-                for signed_report in below.signed_reports
-                if signed_report.report.image == below.image
+                for signed_report in below.counted
             ],
         },
         "test": list(project.test),
@@ -153,6 +155,7 @@ class Decision:
     missing: tuple[tuple[str, str], ...]
     gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: no GPU
     names_signed: bool = False  # the image must have a statement of its names; older images have none
+    locks: tuple[LockedCell, ...] = ()  # of earlier images whose reports count; unverified
 
 
 def prevailing(decisions: Sequence[Decision]) -> Decision | None:
@@ -172,6 +175,10 @@ def decision_of(statement: Statement, *, where: str) -> Decision:
         raise VerificationFailed("\n".join(wrong))
     if content["override"] == "" or (content["override"] is None and content["missing"]):
         raise VerificationFailed(f"{where}: it clears an image although checks are missing")
+    try:
+        locks = tuple(from_json(text.encode()) for text in content.get("locks", ()))
+    except KilnError as error:
+        raise VerificationFailed(f"{where}: locks: {error.message}") from error
     return Decision(
         suite=parse_digest(content["suite"]),
         checks=tuple(SuiteCheck(id=check["check"], tier=check["tier"]) for check in content["checks"]),
@@ -179,4 +186,5 @@ def decision_of(statement: Statement, *, where: str) -> Decision:
         missing=tuple((item["what"], item["why"]) for item in content["missing"]),
         gpus=tuple(report["gpus"] for report in content["reports"]),
         names_signed="names" in content,
+        locks=locks,
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
+from torchkiln.gate.gpu_stack import BINDING, EarlierImage
 from torchkiln.gate.hints import GivenOptions, Needed, commands
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.gpu_archs import is_kept_for
@@ -21,7 +23,7 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.report import SignedReport
+from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke import hosts
@@ -46,6 +48,7 @@ class GateResult:
     statuses: tuple[CheckStatus, ...]
     missing: tuple[tuple[str, str], ...]  # (check, report or other subject; reason)
     signed_reports: tuple[SignedReport, ...]
+    earlier: tuple[EarlierImage, ...] = ()  # images with the same GPU stack, with the reports that count
     project: ProjectProof | None = None  # for the image of a project; None: the image of a cell
 
     @property
@@ -65,16 +68,26 @@ class GateResult:
         )
 
     @property
+    def counted(self) -> tuple[SignedReport, ...]:
+        """The reports of the image, and those of earlier images that count for it."""
+        own = (signed for signed in self.signed_reports if signed.report.image == self.image)
+        return (*own, *(signed for image in self.earlier for signed in image.reports))
+
+    @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs in the reports of the image, "2 × NVIDIA H200" each."""
-        reports = (signed.report for signed in self.signed_reports if signed.report.image == self.image)
-        gpus = (hosts.kinds(json.loads(report.host)) for report in reports)
-        return tuple(dict.fromkeys(filter(None, gpus)))
+        """The GPUs of `counted`, "2 × NVIDIA H200" each, with the image if it is an earlier one."""
+        return tuple(dict.fromkeys(filter(None, (self.gpus_of(signed.report) for signed in self.counted))))
+
+    def gpus_of(self, report: SmokeReport) -> str:
+        """The GPUs of *report*; empty: none."""
+        found = hosts.kinds(json.loads(report.host))
+        return found + same_stack(report.image) if found and report.image != self.image else found
 
     @property
     def signers(self) -> tuple[str, ...]:
         """Fingerprints of the trusted keys that signed every report."""
-        signed = [set(signed_report.signers) for signed_report in self.signed_reports]
+        carried = (signed for image in self.earlier for signed in image.reports)
+        signed = [set(signed_report.signers) for signed_report in (*self.signed_reports, *carried)]
         return tuple(sorted(set.intersection(*signed))) if signed else ()
 
     @property
@@ -179,6 +192,7 @@ def judge(
     suite: Suite,
     *,
     image: Digest,
+    earlier: Sequence[EarlierImage] = (),
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> GateResult:
@@ -187,6 +201,7 @@ def judge(
     Reports of several hosts complement each other. All must be valid: a pass in one report does not cancel a
     failure in another.
 
+    :param earlier: images with the same GPU stack; their GPU runs count if the policy allows it.
     :param nonce: every report must have it; None: any nonce, or none.
     :param at: the current time; None: reports may have any age.
     """
@@ -194,12 +209,16 @@ def judge(
     digest = lock_digest(locked)
     image_json = _image_json(locked, digest)
     facts = facts_of(locked, {}, tag=tag, lock_digest=digest, manifest=image)
+    carried = tuple(_carried(earlier, policy, suite, nonce, at))
+    counted = [signed_report for other in carried for signed_report in other.reports]
+    signed_reports = [signed_report for signed_report in signed_reports if signed_report not in counted]
+    evidence = [(signed_report, facts) for signed_report in signed_reports]
+    on_gpus = [*evidence, *(pair for other in carried for pair in _evidence(other))]
     statuses = tuple(
         check_status(
             check,
-            signed_reports,
+            on_gpus if GPUS[check.tier] else evidence,
             suite,
-            facts,
             required=check.tier in policy.tiers or check.id in policy.checks,
         )
         for check in suite.checks
@@ -225,7 +244,54 @@ def judge(
         statuses=statuses,
         missing=tuple(missing),
         signed_reports=tuple(signed_reports),
+        earlier=carried,
     )
+
+
+def _evidence(other: EarlierImage) -> list[tuple[SignedReport, Mapping[str, Any]]]:
+    facts = other.facts()
+    return [(signed_report, facts) for signed_report in other.reports]
+
+
+def _carried(
+    earlier: Iterable[EarlierImage],
+    policy: Policy,
+    suite: Suite,
+    nonce: str | None,
+    at: datetime | None,
+) -> Iterator[EarlierImage]:
+    """The images of *earlier*, without reports that the policy does not accept.
+
+    The rest must contain the checks that bind an image to its lock.
+    """
+    ages = [days for days in (policy.report_age, policy.carry) if days]
+    policy = replace(policy, report_age=min(ages, default=0))
+    for other in earlier if policy.carry else ():
+        if is_untrusted(other.locked):
+            continue
+        tag = tag_of(other.locked.resolution)
+        kept = replace(
+            other,
+            reports=tuple(
+                signed_report
+                for signed_report in other.reports
+                if signed_report.report.tag == tag
+                and not list(hosts.contradictions(json.loads(signed_report.report.host)))
+                and not list(request_faults(signed_report, policy, suite, nonce, at))
+            ),
+        )
+        binding = [
+            check_status(check, _evidence(kept), suite, required=True).outcome
+            for check in suite.checks
+            if check.id in BINDING
+        ]
+        if binding == ["passed"] * len(BINDING):
+            yield kept
+
+
+def same_stack(image: Digest | None) -> str:
+    """The words after GPUs on which not the image itself ran, but *image*."""
+    return f" in {(image or '').removeprefix('sha256:')[:12]} (same GPU stack)"
 
 
 def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.attest.roles import KeyInRole, keys_for
+from torchkiln.build.image_lock import kept_lock
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge
+from torchkiln.gate.gpu_stack import EarlierImage, earlier_images
 from torchkiln.gate.hints import GivenOptions
+from torchkiln.gate.kept_reports import locks_in
 from torchkiln.gate.project.judge import judge_project
 from torchkiln.gate.project.read import ProjectImage, project_image, read_evidence
 from torchkiln.matrix.policy import Policy
@@ -68,6 +72,7 @@ class GateInputs:
             locked,
             self.suite,
             image=image.manifest,
+            earlier=self._earlier(image.manifest, locked),
             nonce=self.nonce,
             at=datetime.now(timezone.utc),
         )
@@ -92,8 +97,9 @@ class GateInputs:
         :raises VerificationFailed: a signature is invalid, or a layer is damaged.
         """
         evidence = read_evidence(project, self.runs.store)
+        locked = project.locked
         image, at = project.image.manifest, datetime.now(timezone.utc)
-        policy = self.policy.of(project.locked.resolution)
+        policy = self.policy.of(locked.resolution)
         policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
         below = project.below.manifest
         # A report of any other image is passed as one of the project's, so that it is refused.
@@ -101,7 +107,15 @@ class GateInputs:
         own = [found for found in self._signed_reports(image) if found.report.image != below]
         return judge_project(
             evidence,
-            judge(of_below, policy, project.locked, self.suite, image=below, at=at),
+            judge(
+                of_below,
+                policy,
+                locked,
+                self.suite,
+                image=below,
+                earlier=self._earlier(below, locked),
+                at=at,
+            ),
             own,
             policy,
             project_suite(),
@@ -110,7 +124,7 @@ class GateInputs:
         )
 
     def _signed_reports(self, image: Digest) -> list[SignedReport]:
-        own = self.runs.of(image)
+        own = [signed_report for signed_report in self.runs.all() if signed_report.report.image == image]
         if not self.given:
             return [signed_report for signed_report in own if not _is_superseded(signed_report, own)]
         made_here = [signed_report.report for signed_report in own]
@@ -119,6 +133,30 @@ class GateInputs:
             for path in self.given
             for signed_report in self._read(path, image)
         ]
+
+    def _earlier(self, image: Digest, locked: LockedCell) -> tuple[EarlierImage, ...]:
+        """Images with the GPU stack of *locked*: their reports and locks are given, or of this machine."""
+        locks = {digest: found for folder in self.given for digest, found in locks_in(folder).items()}
+        others = (signed for signed in self._all_reports() if signed.report.image != image)
+        return tuple(
+            earlier_images(
+                others, locked, lambda digest: locks.get(digest) or kept_lock(digest, self.runs.store)
+            )
+        )
+
+    def _all_reports(self) -> Iterator[SignedReport]:
+        """Reports of any image; of the given ones, those that can be read and have a valid signature."""
+        own = self.runs.all()
+        yield from () if self.given else own
+        made_here, keys = (
+            [signed_report.report for signed_report in own],
+            keys_for("laboratory", self.trusted),
+        )
+        for path in self.given:
+            for file in attestation.files(path) if path.is_dir() else [path]:
+                with suppress(KilnError):
+                    found = attestation.read(file, keys)
+                    yield replace(found, own=found.report in made_here)
 
     def _read(self, path: Path, image: Digest) -> Iterator[SignedReport]:
         """The report in the file *path*; if *path* is a folder, the reports of *image* in it."""

@@ -6,13 +6,16 @@ signature shows that a report was not changed after it was signed, but not who m
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.attest import dsse
+from torchkiln.build.image_lock import LOCK_LIMIT
 from torchkiln.errors import ConfigError, KilnError
+from torchkiln.lock.lock import from_json, lock_digest
+from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
 from torchkiln.smoke import attestation
@@ -74,16 +77,11 @@ def _beginning(name: str, prefixes: Iterable[str]) -> list[str]:
     return [max(matches, key=len)] if matches else []
 
 
-def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
-    """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
-
-    The check `lock` measures which packages are installed; if no report contains it, the result is False.
-    """
-    expected = {wheel.name: wheel.version for wheel in locked.wheels}
-    measured = [
-        json.loads(finding.measured).get("installed")
-        for signed_report in reports
-        for finding in signed_report.report.findings
-        if finding.id == "lock"
-    ]
-    return bool(measured) and all(installed == expected for installed in measured)
+def locks_in(folder: Path) -> dict[Digest, LockedCell]:
+    """The locks of earlier images by digest: `NAME.lock.json` beside their reports, without damaged ones."""
+    found = {}
+    for path in sorted(folder.glob("*.lock.json")):
+        with suppress(KilnError, OSError):
+            locked = from_json(read_file(path, LOCK_LIMIT))
+            found[lock_digest(locked)] = locked
+    return found

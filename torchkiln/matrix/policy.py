@@ -10,7 +10,8 @@ from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.roles import ROLES, Role
 
-_REQUIREMENTS = ("tiers", "checks", "gpus", "signed", "report_age")  # keys that an exception may change
+_REQUIREMENTS = ("tiers", "checks", "gpus", "signed", "report_age", "carry")  # an exception may change them
+_CARRY = 180  # days, for `carry: true`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,7 @@ class Policy:
     gpus: tuple[str, ...] = ()  # capabilities, "9.0", each of which must pass the GPU checks; empty: any
     signed: bool = False  # each report needs a trusted signature, even of this machine's own runs
     report_age: int = 0  # days for which a report is valid after its run; 0: no limit
+    carry: int = _CARRY  # days for which GPU runs count for other images with the same GPU stack; 0: never
     suites: tuple[Digest, ...] = ()  # other suites whose reports are accepted, besides the present one
     keys: tuple[TrustedKey, ...] = ()
     cells: tuple[PolicyException, ...] = ()
@@ -100,4 +102,6 @@ def _requirements(data: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     found = {name: data[name] for name in _REQUIREMENTS if name in data}
     if "tiers" in found:
         found["tiers"] = sorted(found["tiers"])
+    if isinstance(found.get("carry"), bool):
+        found["carry"] = _CARRY if found["carry"] else 0
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found.items())

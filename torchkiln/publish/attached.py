@@ -18,6 +18,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.publish.fetched import download, read_manifests
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
+from torchkiln.smoke.attestation import PREDICATE
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
 _MAX_DAMAGED = 20  # maximum damaged statements; if there are more, the download stops
@@ -33,6 +34,7 @@ class AttachedStatements:
     untrusted: int  # number of ignored ones: no trusted signature, or an unknown format
     other_role: int = 0  # of the ignored ones: their key is trusted, but for other kinds of statements
     untrusted_retractions: tuple[str, ...] = ()  # the reasons in retractions without a trusted signature
+    other_reports: tuple[OpenedStatement, ...] = ()  # accepted smoke reports of other images
 
     @property
     def retractions(self) -> tuple[OpenedStatement, ...]:
@@ -58,6 +60,7 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
     by_kind: dict[str, tuple[OpenedStatement, ...]] = {}
     damaged: list[str] = []
     untrusted_retractions: list[str] = []
+    other_reports: list[OpenedStatement] = []
     untrusted = other_role = 0
     referrers = listing(reading, image, FORMS)
     for referrer, document in download(reading, read_manifests(reading, referrers.selected, image)):
@@ -81,7 +84,9 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
         statement = opened.statement
         counts = bool(opened.signers) or not trust.verifies
         if statement.image != image:
-            if counts:
+            if counts and statement.kind == PREDICATE:
+                other_reports.append(opened)
+            elif counts:
                 damaged.append(f"{where}: its subject is {statement.image}, not this image")
             else:
                 untrusted += 1
@@ -99,6 +104,7 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
         untrusted=untrusted + referrers.others,
         other_role=other_role,
         untrusted_retractions=tuple(untrusted_retractions),
+        other_reports=tuple(other_reports),
     )
 
 

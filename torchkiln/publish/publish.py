@@ -112,9 +112,8 @@ def _items(
     yield SIGNATURE, statement("", result.image, SIGNATURE, {})
     for made in statements:
         yield made.kind, made
-    for signed_report in result.signed_reports:
-        if signed_report.report.image == result.image:
-            yield PREDICATE, of_signed_report(signed_report) or statement_of(signed_report.report)
+    for signed_report in result.counted:
+        yield PREDICATE, of_signed_report(signed_report) or statement_of(signed_report.report)
     yield CLEARANCE, clearance(cleared)
 
 

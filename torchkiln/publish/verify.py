@@ -18,6 +18,7 @@ from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.gate.gate import judge
+from torchkiln.gate.gpu_stack import earlier_images
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
@@ -37,11 +38,13 @@ from torchkiln.publish.verify_project import ProjectCriteria, verify_project
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"
 _SHOWN = 20  # maximum differences of SBOMs in a message
+_EVER = 36_500  # days: the gate checked the age of the runs at publication
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,16 +240,30 @@ def _of_reports(
     not.
     """
     suite = criteria.suite
-    signed_reports, wrong = reports_in(statements)
-    decision, faults = _decision(statements)
-    wrong += faults
+    signed_reports, wrong = reports_in(statements.by_kind.get(PREDICATE, ()))
+    others, faults = reports_in(statements.other_reports, "report of another image")
+    decision, also_wrong = _decision(statements)
+    wrong += [*faults, *also_wrong]
+    locks = {lock_digest(kept): kept for kept in decision.locks} if decision else {}
     also = ""
     if decision and decision.suite != suite.digest:
         suite = replace(suite, digest=decision.suite, checks=decision.checks)
         also = f", by a different suite than this one ({decision.suite[:19]})"
     policy = criteria.policy.of(locked.resolution)
-    policy = replace(policy, signed=trust.verifies, accept_unsigned=not trust.verifies, report_age=0)
-    result = judge(signed_reports, policy, locked, suite, image=image, at=criteria.at)
+    policy = replace(
+        policy,
+        signed=trust.verifies,
+        accept_unsigned=not trust.verifies,
+        report_age=0,
+        carry=policy.carry and _EVER,
+    )
+    earlier = tuple(earlier_images(others, locked, locks.get))
+    result = judge(signed_reports, policy, locked, suite, image=image, earlier=earlier, at=criteria.at)
+    wrong += [
+        f"{other.name}: its subject is {other.report.image}, not this image"
+        for other in others
+        if other not in result.counted
+    ]
     wrong += [f"{what}: {why}" for what, why in result.missing]
     if decision and decision.override:
         wrong.insert(0, f"published with --override: {decision.override}")

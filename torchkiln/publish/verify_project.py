@@ -26,6 +26,7 @@ from torchkiln.publish.attached import AttachedStatements
 from torchkiln.publish.attached_reports import reports_in
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
 from torchkiln.util.schema import sentences
@@ -122,7 +123,7 @@ def _of_reports(
         suites=(),
     )
     suite = project_suite()
-    reports, wrong = reports_in(statements)
+    reports, wrong = reports_in(statements.by_kind.get(PREDICATE, ()))
     for signed in reports:
         name = signed.name
         run = signed.report.project
@@ -131,7 +132,7 @@ def _of_reports(
         wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
     checks = [check for check in suite.checks if check.id != TEST or test]
     for check in checks:
-        lacks = check_status(check, reports, suite, {}, required=True).lacks
+        lacks = check_status(check, [(report, {}) for report in reports], suite, required=True).lacks
         wrong += [f"{check.id}: {text}" for text in lacks]
     if wrong:
         return "smoke", False, "\n".join(wrong)

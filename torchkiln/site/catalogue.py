@@ -40,7 +40,7 @@ class Run:
     file: str  # its name in the folder of reports
     image: Digest
     current: bool  # whether it is of the image that the lock gives
-    same_packages: bool  # for an earlier image: whether it had the packages of the lock
+    same_stack: bool  # for an earlier image: whether it had the GPU stack of the lock
     when: str  # "2026-11-21T17:05:16Z"; empty: not recorded
     verdict: str
     gpus: str  # "2 × NVIDIA H200"; empty: none
@@ -112,8 +112,9 @@ class ListedImage:
 
     @property
     def tested_on(self) -> tuple[str, ...]:
-        """The GPUs on which checks of the current image passed, each once, by verified reports."""
-        counted = (run for run in self.runs if run.current and run.signers and run.passed_on_gpus)
+        """The GPUs on which checks passed in the current image or its GPU stack, by verified reports."""
+        runs = (run for run in self.runs if run.signers and run.passed_on_gpus)
+        counted = (run for run in runs if run.current or run.same_stack)
         return tuple(dict.fromkeys(run.gpus for run in counted))
 
 

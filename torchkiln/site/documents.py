@@ -93,7 +93,7 @@ def _report(run: Run) -> dict[str, Any]:
         "file": f"reports/{run.file}",
         "image": run.image,
         "current": run.current,
-        "same_packages": run.same_packages,
+        "same_gpu_stack": run.same_stack,
         "when": run.when or None,
         "verdict": run.verdict,
         "gpus": run.gpus or None,

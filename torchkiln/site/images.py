@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torchkiln.compare.sharing import Stack, StoredLayer, share
 from torchkiln.gate.cell_state import CellRecord, state
-from torchkiln.gate.kept_reports import same_packages
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
 from torchkiln.matrix.matrix import Matrix
@@ -123,13 +122,12 @@ def _runs(kept: CellRecord) -> tuple[Run, ...]:
 def _run(signed: SignedReport, kept: CellRecord) -> Run:
     report, host = signed.report, json.loads(signed.report.host)
     assert report.image is not None  # `reports_in` leaves out those of environments
-    of_image = [other for other in kept.reports if other.report.image == report.image]
     capabilities = dict.fromkeys(".".join(map(str, gpu["capability"])) for gpu in hosts.gpus(host))
     return Run(
         file=signed.name,
         image=report.image,
         current=report.image == kept.image,
-        same_packages=same_packages(of_image, kept.locked),
+        same_stack=report.image in [other.image for other in kept.earlier],
         when=report.when or "",
         verdict=report.verdict,
         gpus=hosts.kinds(host),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torchkiln.build.predicted_digest import predicted_digest
 from torchkiln.compare.stacks import stacks_of
 from torchkiln.errors import KilnError, NothingSelected
-from torchkiln.gate.cell_state import CellRecord
+from torchkiln.gate.cell_state import NO_LOCKS, record_of
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.freshness import outdated
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
 from torchkiln.model.untrusted import USES, is_untrusted
@@ -25,10 +26,14 @@ from torchkiln.smoke.attestation import demand_sound
 
 
 def read_records(
-    locks: LockFolder, reports: Sequence[SignedReport], say: Callable[[str], None]
+    locks: LockFolder,
+    reports: Sequence[SignedReport],
+    say: Callable[[str], None],
+    earlier_locks: Mapping[Digest, LockedCell] = NO_LOCKS,
 ) -> tuple[ImageRecord, ...]:
     """The images of the matrix whose lock is in the folder, in the order of the tags.
 
+    :param earlier_locks: of earlier images, by digest.
     :param say: is called with a line for each lock that is left out, because it is stale or untrusted.
     :raises NothingSelected: no lock is left.
     :raises SmokeFailed: the verdict of a report does not follow from its values.
@@ -44,9 +49,7 @@ def read_records(
     return tuple(
         ImageRecord(
             resolution=resolution,
-            kept=CellRecord(
-                locked=locked, image=predicted_digest(plan), reports=tuple(by_tag[tag_of(resolution)])
-            ),
+            kept=record_of(locked, predicted_digest(plan), by_tag[tag_of(resolution)], earlier_locks),
             stack=stack,
             aliases=aliases_of(resolution, locks.matrix, locks.facts),
         )

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from torchkiln.attest.machine_key import signed, verified
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.model.digest import Digest
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.smoke.report import from_json, to_json
 from torchkiln.smoke.reuse import Question, key_of, reusable_report
@@ -58,12 +57,11 @@ class KeptRuns:
         except (KilnError, OSError) as error:
             self.listener.not_kept(error)
 
-    def of(self, image: Digest) -> list[SignedReport]:
-        """The reports of this machine's runs in *image*."""
+    def all(self) -> list[SignedReport]:
+        """The reports of this machine's runs, in any image."""
         return [
             SignedReport(name=f"run of {report.when}", report=report, signed=False, signers=(), own=True)
             for report in self._reports()
-            if report.image == image
         ]
 
     def _reports(self) -> Iterator[SmokeReport]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from torchkiln.gate.clearance import not_proved
 from torchkiln.gate.gate import GateResult
 from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.inputs import GateInputs
-from torchkiln.smoke import hosts
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import load_suite
 from torchkiln.store.root import cache_root
@@ -113,9 +111,10 @@ def show(result: GateResult) -> None:
 
 def _show(result: GateResult) -> None:
     numbers = {}
-    for number, signed_report in enumerate(result.signed_reports, start=1):
+    carried = (signed_report for other in result.earlier for signed_report in other.reports)
+    for number, signed_report in enumerate((*result.signed_reports, *carried), start=1):
         numbers[signed_report.name] = str(number)
-        gpus = hosts.kinds(json.loads(signed_report.report.host)) or "no GPU"
+        gpus = result.gpus_of(signed_report.report) or "no GPU"
         own = ", a run of this machine" if signed_report.own else ""
         line = f"report {number}: {signed_report.name}: {gpus}, {signature_line(signed_report)}{own}"
         click.echo(printable(line), err=True)

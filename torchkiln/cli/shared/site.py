@@ -11,7 +11,7 @@ import click
 from torchkiln.cli.shared.console import say, size
 from torchkiln.cli.shared.options import FOLDER, images_folder, options
 from torchkiln.errors import printable
-from torchkiln.gate.kept_reports import kept_reports
+from torchkiln.gate.kept_reports import kept_reports, locks_in
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -74,7 +74,8 @@ def write_site(
     demand_replaceable(folders.site)
     locks = LockFolder(folders.images, matrix, facts)
     kept = kept_reports(folders.proofs) if folders.proofs else ()
-    records = read_records(locks, [each.signed for each in kept], lambda line: say(printable(line)))
+    earlier = locks_in(folders.proofs) if folders.proofs else {}
+    records = read_records(locks, [each.signed for each in kept], lambda line: say(printable(line)), earlier)
     in_registry = {
         tag: Published(digest=entry.digest, notices=entry.notices, retracted=bool(entry.retracted))
         for entry in published

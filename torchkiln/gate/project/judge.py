@@ -61,7 +61,8 @@ def judge_project(
     ]
     missing += image
     checks = (check for check in suite.checks if check.id != TEST or about.test)
-    statuses = tuple(check_status(check, signed_reports, suite, {}, required=True) for check in checks)
+    reports = [(signed_report, dict[str, Any]()) for signed_report in signed_reports]
+    statuses = tuple(check_status(check, reports, suite, required=True) for check in checks)
     for signed_report in signed_reports:
         faults = [
             *report_faults(signed_report, about),

@@ -1,0 +1,318 @@
+"""GPU runs in an earlier image count for an image with the same GPU stack, and for no other."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.kept import IMAGES, PROOFS, kept_in
+from torchkiln.attest.dsse import public_key
+from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.gate.clearance import clearance, decision_of
+from torchkiln.gate.gate import GateResult, clear, judge
+from torchkiln.gate.gpu_stack import earlier_images, gpu_stack
+from torchkiln.gate.kept_reports import locks_in
+from torchkiln.lock.lock import load_locked, lock_digest, to_json
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.policy import policy_of
+from torchkiln.model import recipe
+from torchkiln.model.digest import Digest
+from torchkiln.model.layer import ImageLayer
+from torchkiln.model.lock import LockedBase, LockedCell, OsPackage
+from torchkiln.model.report import Finding, SignedReport
+from torchkiln.plan.plan import IMAGE_JSON, plan
+from torchkiln.smoke.attestation import read
+from torchkiln.smoke.expected import expected_env, facts_of
+from torchkiln.smoke.outside import LockedFiles, faults
+from torchkiln.smoke.report import document, from_document
+from torchkiln.smoke.run import Checks, SmokeSubject, not_run
+from torchkiln.smoke.suite import load_suite
+from torchkiln.util.files import write_atomic
+from torchkiln.util.places import ROOT
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+LOCKED = load_locked(IMAGES, TAG)
+SUITE = load_suite(ROOT / "smoke_tests")
+POLICY = replace(matrix.read(ROOT / "matrix.yaml", facts.load()).policy, signed=True)
+# Tiers 0 to 3 of the image of LOCKED, on two H200.
+RUN = next(
+    kept.signed
+    for kept in kept_in(PROOFS)
+    if kept.signed.name.endswith("debian12-h200x2-tier3.dsse.json") and kept.signed.report.tag == TAG
+)
+WHEN = datetime(2026, 11, 29, tzinfo=timezone.utc)
+NEW = Digest("sha256:" + "5b" * 32)  # the image of the refreshed lock
+
+
+def with_packages(locked: LockedCell, **versions: str) -> LockedCell:
+    """*locked* on a new base with other *versions* of packages; in a name, "_" stands for "-"."""
+    new = {name.replace("_", "-"): version for name, version in versions.items()}
+    packages = tuple(
+        OsPackage(name=package.name, version=new.get(package.name, package.version))
+        for package in locked.base.packages
+    )
+    assert packages != locked.base.packages
+    return replace(locked, base=replace(locked.base, digest=Digest("sha256:" + "77" * 32), packages=packages))
+
+
+REFRESHED = with_packages(LOCKED, openssl="3.0.99-1")
+
+
+def tier0(locked: LockedCell, **changes: Any) -> SignedReport:
+    """A run of tier 0 in the image of *locked*: as RUN, with the claims of *locked*, and without a GPU."""
+    digest = lock_digest(locked)
+    claims = facts_of(locked, {}, tag=TAG, lock_digest=digest, manifest=NEW)["claims"]
+    labels = {f"torchkiln.{name}": str(claims[name]) for name in ("lock", "base")}
+
+    def claimed(finding: Finding) -> Finding:
+        if finding.id != "claims":
+            return finding
+        measured, threshold = json.loads(finding.measured), json.loads(finding.threshold)
+        for values in (measured, {name: rule["equals"] for name, rule in threshold.items()}):
+            values["image_json"].update(lock=claims["lock"], base=claims["base"])
+            values["labels"].update(labels)
+        return replace(finding, measured=json.dumps(measured), threshold=json.dumps(threshold))
+
+    host = {key: value for key, value in json.loads(RUN.report.host).items() if key != "driver"}
+    overlay = {file.path: file for file in plan(locked, (), aliases=(), lock_digest=digest).overlay.files}
+    host["image_json_sha256"] = hashlib.sha256(overlay[IMAGE_JSON].data).hexdigest()
+    findings = tuple(claimed(finding) for finding in RUN.report.findings if finding.tier == 0)
+    report = replace(RUN.report, image=NEW, findings=findings, host=json.dumps(host), **changes)
+    return replace(RUN, name="tier0.json", report=report)
+
+
+def decide(
+    *earlier: SignedReport,
+    locked: LockedCell = REFRESHED,
+    known: Mapping[Digest, LockedCell] | None = None,
+    policy: Any = POLICY,
+    own: SignedReport | None = None,
+    **options: Any,
+) -> GateResult:
+    """The gate's result for the image of *locked*, with its run of tier 0 and reports of *earlier* images."""
+    locks = {lock_digest(LOCKED): LOCKED} if known is None else known
+    found = tuple(earlier_images(earlier, locked, locks.get))
+    return judge([own or tier0(locked)], policy, locked, SUITE, image=NEW, earlier=found, at=WHEN, **options)
+
+
+def test_the_gpu_runs_of_an_earlier_image_count_after_a_refresh() -> None:
+    result = decide(RUN)
+
+    assert result.missing == ()
+    assert result.gpus == (f"2 × NVIDIA H200 in {(RUN.report.image or '')[7:19]} (same GPU stack)",)
+    assert clear(result).result.image == NEW
+    decided = clearance(clear(result))
+    assert decided.content["reports"][1]["gpus"] == result.gpus[0]
+    assert [lock_digest(kept) for kept in decision_of(decided, where="x").locks] == [lock_digest(LOCKED)]
+
+
+def test_without_tier_0_in_the_image_itself_nothing_counts() -> None:
+    missing = decide(RUN, own=replace(RUN, name="x")).missing
+
+    assert ("x", f"is a report of another image: {RUN.report.image}, not {NEW}") in missing
+    own = tier0(REFRESHED)
+    lacking = tuple(finding for finding in own.report.findings if finding.id != "lock")
+    partial = replace(own, report=replace(own.report, findings=lacking))
+    assert decide(RUN, own=partial).missing == (("lock", "not run: no report contains it"),)
+
+
+def _wheel(name: str) -> Callable[[LockedCell], LockedCell]:
+    def changed(locked: LockedCell) -> LockedCell:
+        wheels = (replace(one, sha256="0" * 64) if one.name == name else one for one in locked.wheels)
+        return replace(locked, wheels=tuple(wheels))
+
+    return changed
+
+
+def _python(locked: LockedCell) -> LockedCell:
+    return replace(locked, base=replace(locked.base, python="3.11.9"))
+
+
+STACKS: dict[str, Callable[[LockedCell], LockedCell]] = {
+    "torch": _wheel("torch"),
+    "cuDNN": _wheel("nvidia-cudnn-cu12"),
+    "triton": _wheel("triton"),
+    "torchvision": _wheel("torchvision"),
+    "a requirement of torch": _wheel("sympy"),
+    "libc": lambda locked: with_packages(locked, libc6="2.36-9+deb12u99"),
+    "libstdc++": lambda locked: with_packages(locked, **{"libstdc++6": "12.2.0-99"}),
+    "libgcc": lambda locked: with_packages(locked, libgcc_s1="12.2.0-99"),
+    "Python": _python,
+}
+
+
+@pytest.mark.parametrize("what", STACKS)
+def test_another_gpu_stack_needs_runs_of_its_own(what: str) -> None:
+    other = STACKS[what](REFRESHED)
+    assert gpu_stack(other) != gpu_stack(LOCKED)
+
+    missing = dict(decide(RUN, locked=other).missing)
+    assert missing["cuda"] == missing["nccl-all-reduce"] == "not run: no report contains it"
+
+
+def test_other_packages_are_not_part_of_the_stack() -> None:
+    assert gpu_stack(_wheel("jupyterlab")(REFRESHED)) == gpu_stack(LOCKED)
+
+
+# --- attacks: each changes one thing of an accepted decision ---------------------------------------
+
+
+def forged(**claims: Any) -> SignedReport:
+    """RUN with other values in the check `claims`, and bounds to match."""
+
+    def changed(finding: Finding) -> Finding:
+        if finding.id != "claims":
+            return finding
+        measured, threshold = json.loads(finding.measured), json.loads(finding.threshold)
+        for values in (measured["image_json"], threshold["image_json"]["equals"]):
+            values.update(claims)
+        return replace(finding, measured=json.dumps(measured), threshold=json.dumps(threshold))
+
+    return replace(RUN, report=replace(RUN.report, findings=tuple(map(changed, RUN.report.findings))))
+
+
+def _layers_of_the_other(locked: LockedCell) -> LockedCell:
+    """Another torch, with the recorded layers of LOCKED: a lock's digest does not cover its layers."""
+    return replace(_wheel("torch")(locked), layers=LOCKED.layers)
+
+
+def _without(check: str) -> SignedReport:
+    findings = tuple(finding for finding in RUN.report.findings if finding.id != check)
+    return replace(RUN, report=replace(RUN.report, findings=findings))
+
+
+def _failed(check: str) -> SignedReport:
+    findings = tuple(
+        replace(finding, outcome="failed", message="x") if finding.id == check else finding
+        for finding in RUN.report.findings
+    )
+    return replace(RUN, report=replace(RUN.report, findings=findings, verdict="fail"))
+
+
+ATTACKS: dict[str, tuple[SignedReport, dict[str, Any]]] = {
+    "its lock is not known": (RUN, {"known": {}}),
+    "another lock stands under its digest": (RUN, {"known": {lock_digest(LOCKED): REFRESHED}}),
+    "the digest of the new lock is written into the report": (forged(lock=lock_digest(REFRESHED)), {}),
+    "the layers of another stack are written into its lock": (
+        forged(lock=lock_digest(_layers_of_the_other(LOCKED))),
+        {"known": {lock_digest(_layers_of_the_other(LOCKED)): _layers_of_the_other(LOCKED)}},
+    ),
+    "it was made by an older recipe": (forged(recipe=recipe.STACK_RECIPE - 1), {}),
+    "it was made by a recipe of the future": (forged(recipe=recipe.RECIPE + 1), {}),
+    "nobody compared its files": (_without("lock"), {}),
+    "it differs from its lock": (_failed("lock"), {}),
+    "nobody read its lock": (_without("claims"), {}),
+    "its signature is not trusted": (replace(RUN, signers=()), {}),
+    "its verdict is another": (replace(RUN, report=replace(RUN.report, verdict="fail")), {}),
+    "its suite is another": (replace(RUN, report=replace(RUN.report, suite=NEW)), {}),
+    "its tag is another": (replace(RUN, report=replace(RUN.report, tag=TAG.replace("2.7.1", "2.6.0"))), {}),
+    "it is too old": (replace(RUN, report=replace(RUN.report, when="2026-05-01T00:00:00Z")), {}),
+    "it is of the future": (replace(RUN, report=replace(RUN.report, when="2027-01-01T00:00:00Z")), {}),
+    "it lacks the nonce": (RUN, {"nonce": "12345678", "own": tier0(REFRESHED, nonce="12345678")}),
+    "the policy forbids it": (RUN, {"policy": replace(POLICY, carry=0)}),
+    "the policy allows one day": (RUN, {"policy": replace(POLICY, carry=1)}),
+    "the policy allows reports of one day": (
+        RUN,
+        {"policy": replace(POLICY, report_age=1), "own": tier0(REFRESHED, when="2026-11-29T00:00:00Z")},
+    ),
+    "its lock uses an untrusted index": (
+        forged(lock=lock_digest(replace(LOCKED, untrusted=True))),
+        {"known": {lock_digest(replace(LOCKED, untrusted=True)): replace(LOCKED, untrusted=True)}},
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_report_that_proves_nothing_about_the_stack_does_not_count(attack: str) -> None:
+    report, options = ATTACKS[attack]
+    missing = dict(decide(report, **options).missing)
+
+    assert missing["cuda"] == missing["nccl-all-reduce"] == "not run: no report contains it"
+    assert not {"claims", "lock", "tier0.json"} & missing.keys()
+
+
+def test_a_check_that_failed_in_the_same_stack_is_refused() -> None:
+    missing = dict(decide(_failed("bf16")).missing)
+
+    assert missing == {"bf16": f"failed: x ({RUN.name})"}
+
+
+def test_a_report_cannot_state_its_stack() -> None:
+    with pytest.raises(ConfigError, match="gpu_stack"):
+        from_document({**document(RUN.report), "gpu_stack": gpu_stack(REFRESHED)}, where="a.json")
+
+
+def test_an_edited_report_has_no_valid_signature(tmp_path: Path) -> None:
+    path = tmp_path / "a.dsse.json"
+    envelope = json.loads((PROOFS / RUN.name).read_text())
+    payload = base64.b64decode(envelope["payload"])
+    old, new = lock_digest(LOCKED), lock_digest(REFRESHED)
+    assert old.encode() in payload
+    envelope["payload"] = base64.b64encode(payload.replace(old.encode(), new.encode())).decode()
+    path.write_text(json.dumps(envelope))
+    key = next(PROOFS.glob("2.7.1-cuda12.1-debian12-h200x2.pub.pem"))
+
+    with pytest.raises(VerificationFailed):
+        read(path, [public_key(key.read_bytes(), where=key.name)])
+
+
+def _env(**more: str) -> dict[str, str]:
+    return {**expected_env(REFRESHED, lock_digest(REFRESHED)), **more}
+
+
+@pytest.mark.parametrize(
+    ("diff_ids", "env", "named"),
+    [
+        (("a", "b", "top"), {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING=1"),
+        (("a", "b", "top"), {"LD_PRELOAD": "/workspace/x.so"}, "LD_PRELOAD=/workspace/x.so"),
+        (("a", "other", "top"), {}, "layer 2 is other"),
+        (("a", "b", "more", "top"), {}, "4 layers"),
+    ],
+)
+def test_tier_0_sees_other_variables_and_layers(
+    diff_ids: tuple[str, ...], env: dict[str, str], named: str
+) -> None:
+    """The image to be cleared has the right lock, but another config or another layer: no check runs."""
+    expected = LockedFiles.of(REFRESHED, [Digest("a"), Digest("b")], _env())
+    expected = replace(expected, wheels={})
+    assert faults({}, [Digest(text) for text in ("a", "b", "top")], _env(), expected) == ()
+    found = faults({}, [Digest(text) for text in diff_ids], _env(**env), expected)
+    assert any(named in text for text in found)
+    subject = SmokeSubject(image=NEW, tag=TAG, facts={}, verified=None)
+    report = not_run(subject, Checks(suite=SUITE), found, runtime="rootfs", when="2026-11-28T00:00:00Z")
+    own = tier0(REFRESHED)
+    missing = dict(decide(RUN, own=replace(own, report=replace(report, host=own.report.host))).missing)
+
+    assert missing["lock"].startswith("failed: the image differs from its lock")
+    assert named in report.findings[[finding.id for finding in report.findings].index("lock")].message
+
+
+# --- where the lock comes from ---------------------------------------------------------------------
+
+
+def test_locks_are_found_beside_the_reports_and_damaged_ones_left_out(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a.lock.json", to_json(LOCKED))
+    (tmp_path / "b.lock.json").write_bytes(to_json(REFRESHED)[:-9])
+    (tmp_path / "c.lock.json").write_text("[]")
+
+    assert list(locks_in(tmp_path)) == [lock_digest(LOCKED)]
+
+
+@pytest.mark.parametrize(("value", "days"), [(True, 180), (False, 0), (30, 30), (None, 180)])
+def test_the_policy_has_days_or_yes_or_no(value: object, days: int) -> None:
+    assert policy_of({} if value is None else {"carry": value}).carry == days
+
+
+def test_recorded_layers_do_not_change_the_stack() -> None:
+    layer: ImageLayer = LOCKED.layers[0]
+    assert gpu_stack(replace(LOCKED, layers=(layer,))) == gpu_stack(LOCKED)
+    base: LockedBase = LOCKED.base
+    assert gpu_stack(replace(LOCKED, base=replace(base, digest=NEW, size=1))) == gpu_stack(LOCKED)
