@@ -167,13 +167,15 @@ def test_other_packages_are_not_part_of_the_stack() -> None:
 
 def forged(**claims: Any) -> SignedReport:
     """RUN with other values in the check `claims`, and bounds to match."""
+    labels = {f"torchkiln.{name}": str(value) for name, value in claims.items()}
 
     def changed(finding: Finding) -> Finding:
         if finding.id != "claims":
             return finding
         measured, threshold = json.loads(finding.measured), json.loads(finding.threshold)
-        for values in (measured["image_json"], threshold["image_json"]["equals"]):
-            values.update(claims)
+        for values in (measured, {name: rule["equals"] for name, rule in threshold.items()}):
+            values["image_json"].update(claims)
+            values["labels"].update(labels)
         return replace(finding, measured=json.dumps(measured), threshold=json.dumps(threshold))
 
     return replace(RUN, report=replace(RUN.report, findings=tuple(map(changed, RUN.report.findings))))
@@ -237,6 +239,31 @@ def test_a_report_that_proves_nothing_about_the_stack_does_not_count(attack: str
 
     assert missing["cuda"] == missing["nccl-all-reduce"] == "not run: no report contains it"
     assert not {"claims", "lock", "tier0.json"} & missing.keys()
+
+
+@pytest.mark.parametrize(
+    "find", [lambda digest: None, lambda digest: REFRESHED, lambda digest: _wheel("torch")(LOCKED)]
+)
+def test_only_the_lock_that_the_report_names_is_used(
+    find: Callable[[Digest], LockedCell | None],
+) -> None:
+    """A decision of another suite has no bounds for `claims`, so the digests are compared before."""
+    assert list(earlier_images([RUN], REFRESHED, find)) == []
+    assert [other.locked for other in earlier_images([RUN], REFRESHED, lambda digest: LOCKED)] == [LOCKED]
+
+
+def test_reports_of_one_image_that_name_two_locks_do_not_count() -> None:
+    locks = {lock_digest(LOCKED): LOCKED, lock_digest(REFRESHED): REFRESHED}
+    two = [RUN, forged(lock=lock_digest(REFRESHED))]
+
+    assert list(earlier_images(two, REFRESHED, locks.get)) == []
+
+
+@pytest.mark.parametrize("tag", ["2.7.1-cuda12.1-cudnn9-runtime-sm90-ownuse", "2.7.1-cuda12.1-cudnn9-devel"])
+def test_device_code_and_toolkit_are_part_of_the_stack(tag: str) -> None:
+    locked = load_locked(IMAGES, tag)
+    assert locked.device_code or locked.archives
+    assert gpu_stack(replace(locked, device_code=None, archives=())) != gpu_stack(locked)
 
 
 def test_a_check_that_failed_in_the_same_stack_is_refused() -> None:
