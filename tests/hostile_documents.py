@@ -186,7 +186,7 @@ CASES = (
     case("matrix: a pipe", lambda: piped(Path("matrix.yaml")), _LIST, 2, "matrix.yaml: is a pipe, not a file"),
     case("matrix: no file", lambda: None, _LIST, 2, "matrix.yaml: No such file"),
     case("lock: an edited version", lock_tree(_wheel(version="2.5.2", filename="absl_py-2.5.2-py3-none-any.whl")), _PLAN, 5, "requirements.txt differs in absl-py"),
-    case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers or its seal"),
+    case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers, paths or seal"),
     case("lock: a base package changed", lock_tree(lambda d: d["base"]["packages"].update(tar="9")), _CHECK, 5, "base.json differs in packages"),
     case("lock: without a seal", lock_tree(lambda d: d.pop("seal")), _PLAN, 5, "the key 'seal' is missing"),
     case("lock: another schema", lock_tree(lambda d: d.update(schema=3)), _PLAN, 5, "schema 3, not 2"),

@@ -233,7 +233,7 @@ def test_a_page_with_an_etag_is_not_sent_twice(scene: DownloadScene) -> None:
 
 
 def test_a_size_is_measured_by_head(scene: DownloadScene) -> None:
-    place = scene.pages.find(scene.wheel.filename, scene.wheel.sha256, "x", Source.DEFAULT)
+    place = scene.pages.find(scene.wheel)
 
     assert scene.pages.measure(replace(place, size=None)).size == len(scene.data)
     assert scene.server.requests[-1][0] == "HEAD"
@@ -244,9 +244,7 @@ def test_fetch_wheel_adopts_only_the_locked_file(scene: DownloadScene) -> None:
     assert place.read_bytes() == scene.data
 
     wrong_hash = replace(scene.wheel, sha256="0" * 64)
-    scene.pages.find = lambda *_, **__: replace(  # type: ignore[method-assign]
-        Pages.find(scene.pages, scene.wheel.filename, scene.wheel.sha256, "x", Source.DEFAULT)
-    )
+    scene.pages.find = lambda *_, **__: Pages.find(scene.pages, scene.wheel)  # type: ignore[method-assign]
     with pytest.raises(BadWheel, match="sha256"):
         scene.downloads.fetch_wheel(wrong_hash, scene.store)
     assert not list(scene.store.wheel(wrong_hash).parent.glob("*"))

@@ -259,12 +259,12 @@ def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
     server: IndexServer, tmp_path: Path
 ) -> None:
     """The hint must not suggest to lock again."""
-    filename, _ = server.add("simple", "demo", "1.0")
+    server.add("simple", "demo", "1.0")
     [wheel] = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     server.add("simple", "demo", "1.0", payload=b"another")
     pages = index_at(server.url("simple"), tmp_path / "other").pages
     with pytest.raises(BuildFailed, match="checksum mismatch") as caught:
-        pages.find(filename, wheel.sha256, "demo", Source.DEFAULT)
+        pages.find(wheel)
 
     [now] = index_at(server.url("simple"), tmp_path / "third").wheels(REQUEST)
     assert now.sha256 in caught.value.message

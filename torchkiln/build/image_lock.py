@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchkiln.errors import Stale
-from torchkiln.lock.file import from_json, lock_digest, to_json
+from torchkiln.lock.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.lock.lock import load_locked, on_base
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.labels import labels
@@ -23,7 +23,6 @@ from torchkiln.util.strict_json import read_file
 
 _RECORDS = "locks"
 _IS_DIGEST = re.compile("sha256:[0-9a-f]{64}")
-LOCK_LIMIT = 4 << 20  # maximum bytes of a lock, which has about 60,000
 
 
 def remember_lock(locked: LockedCell, store: Store) -> None:
@@ -59,7 +58,7 @@ def _kept(digest: str, image: ImageOnDisk, layout: Layout, store: Store) -> Iter
     """The locks that are kept for *image*, whose config has the *digest* of its lock."""
     # A lock can be damaged, or written by another version of torchkiln.
     with suppress(OSError, Stale):
-        yield from_json(read_file(layout.lock(image.manifest), LOCK_LIMIT))
+        yield from_json(read_file(layout.lock(image.manifest), LIMIT))
     if kept := kept_lock(digest, store):
         yield kept
 

@@ -21,7 +21,8 @@ from torchkiln.base.remake import read_effects
 from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
 from torchkiln.errors import BuildFailed, VerificationFailed
-from torchkiln.lock.file import lock_digest, to_json
+from torchkiln.index.pages import NotListed, Pages
+from torchkiln.lock.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
@@ -113,6 +114,37 @@ def check(vault: Vault, folder: Path, say: Callable[[str], None]) -> tuple[int, 
         if number % 100 == 0:
             say(f"{number} of {len(named)} files read")
     return len(named), tuple(faults)
+
+
+def upstream(vault: Vault, index: Pages, folder: Path) -> dict[str, str]:
+    """Whether the index has the wheels of the locks in *vault*: file name -> "listed", "unlisted" or "gone".
+
+    An unlisted wheel is not on its project's page any more, but still served by its recorded path.
+
+    :param folder: of temporary files.
+    :raises BuildFailed: an index cannot be read.
+    :raises VerificationFailed: a lock in the vault is missing or damaged.
+    """
+    wheels: dict[str, LockedWheel] = {}
+    for tag, manifest in vault.tags().items():
+        config = next(_entries(manifest, tag))
+        if config["mediaType"] == LOCK_TYPE:
+            path = folder / "lock"
+            if config["size"] > LIMIT or not vault.read(
+                Digest(config["digest"]), config["size"], path, lambda _: None
+            ):
+                raise VerificationFailed(f"{tag}: lock.json is missing")
+            wheels |= {wheel.filename: wheel for wheel in from_json(path.read_bytes(), where=tag).wheels}
+
+    def state(wheel: LockedWheel) -> str:
+        try:
+            index.find_listed(wheel, fresh=True)
+        except NotListed:
+            return "unlisted" if index.find_unlisted(wheel) else "gone"
+        return "listed"
+
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        return dict(sorted(zip(wheels, pool.map(state, wheels.values()), strict=True)))
 
 
 def drop(vault: Vault, keeping: frozenset[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from torchkiln.build.environment import open_environment
 from torchkiln.build.keep import check as check_files
 from torchkiln.build.keep import drop as drop_locks
 from torchkiln.build.keep import keep as keep_files
+from torchkiln.build.keep import upstream as upstream_states
 from torchkiln.build.keep import vault_tag
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
@@ -57,11 +59,27 @@ def keep(where: str, chosen: CellOptions, images: Path, as_json: bool) -> None:
 
 @vault.command("check")
 @_where
-def check(where: str) -> None:
-    """Read each file in the vault WHERE once, and name the missing and the damaged ones (exit 12)."""
-    folder = open_cache().temporary("vault")
+@click.option("--upstream", is_flag=True, help="instead, name the wheels that the index no longer lists")
+def check(where: str, upstream: bool) -> None:
+    """Read each file in the vault WHERE once, and name the missing and the damaged ones (exit 12).
+
+    With --upstream, print the wheels that are unlisted (but still served) or gone, and count all.
+    """
+    store = open_cache()
+    folder = store.temporary("vault")
     try:
         folder.mkdir(mode=0o700)
+        if upstream:
+            from torchkiln.index.package_index import open_index
+
+            pages = open_index(os.environ, store).pages
+            states = upstream_states(vault_at(where, os.environ), pages, folder)
+            for name, state in states.items():
+                if state != "listed":
+                    click.echo(f"{state} {name}")
+            counts = Counter(states.values())
+            say(", ".join(f"{counts[state]} {state}" for state in ("listed", "unlisted", "gone")))
+            return
         count, faults = check_files(vault_at(where, os.environ), folder, say)
     finally:
         remove_tree(folder)

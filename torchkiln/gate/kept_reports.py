@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.attest import dsse
-from torchkiln.build.image_lock import LOCK_LIMIT
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.lock.lock import from_json, lock_digest
+from torchkiln.lock.file import LIMIT, from_json, lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
@@ -82,6 +81,6 @@ def locks_in(folder: Path) -> dict[Digest, LockedCell]:
     found = {}
     for path in sorted(folder.glob("*.lock.json")):
         with suppress(KilnError, OSError):
-            locked = from_json(read_file(path, LOCK_LIMIT))
+            locked = from_json(read_file(path, LIMIT))
             found[lock_digest(locked)] = locked
     return found

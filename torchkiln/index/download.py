@@ -200,7 +200,7 @@ class Downloads(Downloader[LockedWheel]):
             return store.adopt(part, path)
 
     def _locate(self, file: LockedWheel, *, fresh: bool) -> FileAt:
-        return self.pages.find(file.filename, file.sha256, file.name, file.index, fresh=fresh)
+        return self.pages.find(file, fresh=fresh)
 
 
 def open_downloads(environ: Mapping[str, str], store: Store) -> Downloads:

@@ -17,7 +17,7 @@ from torchkiln.index.dates import uploaded_before
 from torchkiln.index.listing import ListedFile
 from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
-from torchkiln.index.pages import Pages
+from torchkiln.index.pages import Pages, path_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
@@ -82,6 +82,7 @@ class PackageIndex:
                 sha256=file.sha256,
                 size=file.size,
                 index=pin.index,
+                path=path_of(file.url) if wanted.paths else None,
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:

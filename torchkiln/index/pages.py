@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urljoin
 
 import requests
 
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.listing import Page, PageFiles, listing, not_a_page
-from torchkiln.index.read_page import found_on, hash_of
+from torchkiln.index.read_page import found_on, hash_of, wheels_on
 from torchkiln.index.remote_wheel import size_mismatch
 from torchkiln.index.session import LARGE, WORKERS, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.model.cell import Source
+from torchkiln.model.fields import INDEX_PATH
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
@@ -29,7 +32,12 @@ from torchkiln.util.http.failures import status_text
 _FRESH = 600.0
 # The value of pypi_simple's ACCEPT_JSON_PREFERRED; an import of that library takes half a second.
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.01"
+_PATH = re.compile(f"{INDEX_PATH}$")
 MOST = 16 << 20  # bytes of a page; the largest known page has ten million
+
+
+class NotListed(BuildFailed):
+    """An index no longer lists a file that it listed when it was locked."""
 
 
 class Pages:
@@ -59,11 +67,45 @@ class Pages:
                 break
         return found
 
-    def find(self, filename: str, sha256: str, name: str, index: Source, *, fresh: bool = False) -> FileAt:
-        """The URL of the file *filename* with *sha256*, cached unless *fresh*.
+    def find(self, wheel: LockedWheel, *, fresh: bool = False) -> FileAt:
+        """The URL of *wheel*, cached unless *fresh*; by its recorded path if the index lists it no more.
 
         :raises BuildFailed: the index no longer has this file.
         """
+        try:
+            return self.find_listed(wheel, fresh=fresh)
+        except NotListed as error:
+            if found := self.find_unlisted(wheel):
+                return found
+            tried = f", and does not serve {wheel.path}" if wheel.path else ""
+            raise BuildFailed(f"{error.message}{tried}", hint=error.hint) from error
+
+    def find_unlisted(self, wheel: LockedWheel) -> FileAt | None:
+        """The URL of *wheel* by its recorded path, on the server of the index's files; None: it has it not.
+
+        A wheel that was removed from its page is often still served.
+        """
+        if wheel.path is None:
+            return None
+        prefixes = [urljoin(self.settings.url(wheel.index), "/").rstrip("/")]
+        with suppress(Unresolvable), self.page(wheel.name, wheel.index, fresh=False) as page:
+            prefixes += [
+                file.url.removesuffix(path_of(file.url) or "") for file in wheels_on(page, wheel.name)
+            ]
+        for url in dict.fromkeys(f"{prefix}{wheel.path}" for prefix in dict.fromkeys(prefixes)):
+            headers = {"Accept-Encoding": "identity"}
+            with request(self.session, "HEAD", url, headers=headers, allow_redirects=True) as head:
+                if head.status_code == 200:
+                    return FileAt(filename=wheel.filename, url=url, size=None, sha256=wheel.sha256)
+        return None
+
+    def find_listed(self, wheel: LockedWheel, *, fresh: bool = False) -> FileAt:
+        """The URL of *wheel* by the page of its project, cached unless *fresh*.
+
+        :raises NotListed: the index no longer has this file, or this project.
+        :raises BuildFailed: the index cannot be read, or lists the file with another hash.
+        """
+        filename, sha256, name, index = wheel.filename, wheel.sha256, wheel.name, wheel.index
         key = hashlib.sha256(f"{self.settings.url(index)}\n{filename}\n{sha256}".encode()).hexdigest()
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
@@ -78,7 +120,7 @@ class Pages:
             with self.page(name, index, fresh=True) as page:
                 other = hash_of(page, filename)
         except Unresolvable as error:  # the file was there when it was locked: the cell is not at fault
-            raise BuildFailed(
+            raise NotListed(
                 error.message, hint=error.hint or "the index no longer has the project; use another index"
             ) from error
         if other and other != sha256:
@@ -87,20 +129,17 @@ class Pages:
                 hint="a published file never changes, so the index or the lock was tampered with: compare"
                 " both with another index and with the project's own release",
             )
-        raise BuildFailed(
+        raise NotListed(
             f"{filename}: the index no longer has this file (sha256 {sha256})",
-            hint="use an index that still has it; the maintainers may have removed the release for a reason",
+            hint="use a vault (--vault), or an index that still has it; the maintainers may have removed the"
+            " release for a reason",
         )
 
     def find_all(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, FileAt]:
         """The location of each wheel, found in parallel, the largest wheels first."""
         ordered = sorted(wheels, key=lambda wheel: -wheel.size)
         with ThreadPoolExecutor(WORKERS) as pool:
-            locations = pool.map(
-                lambda wheel: self.find(wheel.filename, wheel.sha256, wheel.name, wheel.index),
-                ordered,
-            )
-            return dict(zip(ordered, locations, strict=True))
+            return dict(zip(ordered, pool.map(self.find, ordered), strict=True))
 
     def measure(self, file: FileAt) -> FileAt:
         """*file* with its size in bytes on the server, read by HEAD or else by a range request.
@@ -213,6 +252,12 @@ class Pages:
         }
         self.store.put_record("pages", key, record)
         return page
+
+
+def path_of(url: str) -> str | None:
+    """The part of *url* that all mirrors of an index have in common; None: it has no such part."""
+    found = _PATH.search(url.partition("#")[0].partition("?")[0])
+    return found[0] if found else None
 
 
 def _enter(stack: ExitStack, lock: AbstractContextManager[object]) -> None:

@@ -39,6 +39,7 @@ class _Envelope:
 
 
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
+LIMIT = 4 << 20  # maximum bytes of a lock, which has about 60,000
 _ORDER = (
     *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
     *("wheels", "device_code", "archives", "base", "standalone", "tools", "layers", "seal"),
@@ -95,7 +96,7 @@ def broken_seal(document: Mapping[str, Any]) -> str:
     if document["seal"] == _seal(document):
         return ""
     if _digest(document) == document["digest"]:
-        part = "its recorded layers or its seal"
+        part = "its recorded layers, paths or seal"
     elif document["seal"] == _seal({**document, "digest": _digest(document)}):
         part = "its digest"
     else:
@@ -124,7 +125,7 @@ def how_to_restore(document: object, where: str) -> str:
 
 
 def lock_digest(locked: LockedCell) -> Digest:
-    """The digest of *locked* without its recorded layers, which follow from the rest."""
+    """The digest of *locked* without its layers, which follow from the rest, and the paths of its wheels."""
     return _digest(_document(locked))
 
 
@@ -163,9 +164,11 @@ def plain(resolution: Resolution) -> dict[str, Any]:
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
-    """The digest that images contain; it excludes layers and seal, which follow from the rest."""
+    """The digest that images contain; it excludes layers and seal, which follow from the rest, and paths."""
     excluded = ("digest", "layers", "seal")
-    return digest_of_json({key: value for key, value in document.items() if key not in excluded})
+    kept = {key: value for key, value in document.items() if key not in excluded}
+    wheels = [{key: wheel[key] for key in wheel if key != "path"} for wheel in document["wheels"]]
+    return digest_of_json({**kept, "wheels": wheels})
 
 
 def _seal(document: Mapping[str, Any]) -> Digest:

@@ -79,7 +79,6 @@ def _differing_below(images: Path, locked: LockedCell, below: Resolution) -> tup
         lower = load_locked(images, tag_of(below))
     except Stale as error:
         return (error.message,)
-    was = {wheel.name: wheel for wheel in locked.wheels}
-    present = {wheel.name: wheel for wheel in lower.wheels}
+    was, present = ({wheel.name: wheel.sha256 for wheel in each.wheels} for each in (locked, lower))
     moved = sorted(name for name in was.keys() | present if was.get(name) != present.get(name))
     return (f"{tag_of(below)} differs in {some_of(moved)}",) if moved else ()

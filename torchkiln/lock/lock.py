@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.lock.file import (
+    LIMIT,
     broken_seal,
     from_json,
     how_to_restore,
@@ -58,7 +59,6 @@ __all__ = [
 ]
 
 RULES = 1  # increase it when the same inputs result in other wheels
-_LIMIT = 4 << 20  # bytes; a lock has 50,000
 _SHOWN = 5  # names in a message
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # of the OCI distribution specification
 _PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
@@ -111,8 +111,13 @@ def lock(
             keep=tuple(kept for kept in versions.kept.items() if kept[0] not in by_record),
             bound=bound if build.source is Source.PYTORCH and not known else (),
             known=known,
+            paths=True,
         )
     )
+    if previous:  # another mirror may have other paths
+        before = {(wheel.filename, wheel.sha256): wheel.path for wheel in previous.wheels if wheel.path}
+        paths = (before.get((wheel.filename, wheel.sha256), wheel.path) for wheel in wheels)
+        wheels = tuple(replace(wheel, path=path) for wheel, path in zip(wheels, paths, strict=True))
     queried = {wheel.index for wheel in wheels if wheel.name not in by_record}
     torch = _torch_wheel(build, cell.torch, wheels)
     if record.torch and torch.index not in untrusted:
@@ -131,9 +136,15 @@ def lock(
         archives=_archives(resolution, system.archives),
         standalone=system.standalone,
     )
-    if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
+    if previous and same_files(previous, locked) and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def same_files(one: LockedCell, other: LockedCell) -> bool:
+    """Whether both have the same wheels; their paths are not compared."""
+    files = [[replace(wheel, path=None) for wheel in each.wheels] for each in (one, other)]
+    return files[0] == files[1]
 
 
 def on_base(locked: LockedCell, base: LockedBase, tools: LockedTools | None) -> LockedCell:
@@ -212,7 +223,7 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
             f"{tag[:200]!r} is not the tag of an image", hint="`torchkiln list --all` shows all tags"
         )
     try:
-        data = read_file(path, _LIMIT)
+        data = read_file(path, LIMIT)
     except FileNotFoundError:
         how = how or f"torchkiln lock {tag}"
         raise Stale(f"{path}: no such file: the cell is not locked yet", hint=f"run: {how}") from None
@@ -240,19 +251,19 @@ def _differences(images: Path, folder: Path, locked: LockedCell) -> tuple[str, .
     found = []
     wheels = {wheel.name: (wheel.version, wheel.sha256) for wheel in locked.wheels}
     with suppress(OSError, ValueError):
-        lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", _LIMIT)))
+        lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", LIMIT)))
         pinned = {name: (version, sha256) for name, version, sha256 in lines}
         names = wheels.keys() | pinned.keys()
         if differing := sorted(name for name in names if wheels.get(name) != pinned.get(name)):
             found.append(f"requirements.txt differs in {some_of(differing)}")
     with suppress(OSError, ValueError, AttributeError):
-        rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
+        rendered = json_of(read_file(folder / "image.json", LIMIT)).get("lock")
         if rendered != lock_digest(locked):
             found.append("image.json and the Dockerfile belong to another lock")
     for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
         name = f"base-{locked.base.os}/{file}.json"
         with suppress(OSError, ValueError, AttributeError):
-            committed = json_of(read_file(images / name, _LIMIT)) if artefact else {}
+            committed = json_of(read_file(images / name, LIMIT)) if artefact else {}
             values = artefact_json(artefact) if artefact else {}
             if differing := sorted(key for key, value in values.items() if committed.get(key) != value):
                 found.append(f"{name} differs in {', '.join(differing)}")

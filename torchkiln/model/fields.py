@@ -101,6 +101,16 @@ ArchivePath = Annotated[
         description='a path in NVIDIA\'s layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-12.1.tar.xz"',
     ),
 ]
+#: PyPI's paths, which mirrors keep below a prefix of their own, and PyTorch's.
+INDEX_PATH = (
+    r"/(packages/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}|whl(/[a-z0-9][a-z0-9.]*)?)/[A-Za-z0-9][A-Za-z0-9._~%+-]*"
+)
+IndexPath = Annotated[
+    str,
+    Meta(
+        pattern=f"^{INDEX_PATH}$", max_length=500, description='a path on a package index, "/whl/cu126/x.whl"'
+    ),
+]
 #: The path of something in a folder, relative to it; `.` and `..` are refused elsewhere.
 INSIDE = r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$"
 DebName = Annotated[
