@@ -65,6 +65,7 @@ check: $(STAMP)  ## check lint, types and stale generated files
 
 golden: $(STAMP)  ## write golden files and generated pages
 	$(VENV)/bin/python build.py render --all
+	$(RUN) tools.earlier_locks
 	$(RUN) tests.golden.write
 	$(RUN) tools.schemas
 	$(VENV)/bin/python tools/readme.py

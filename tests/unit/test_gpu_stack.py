@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tools import earlier_locks
 from tools.kept import IMAGES, PROOFS, kept_in
 from torchkiln.attest.dsse import public_key
 from torchkiln.errors import ConfigError, VerificationFailed
@@ -343,3 +345,23 @@ def test_recorded_layers_do_not_change_the_stack() -> None:
     assert gpu_stack(replace(LOCKED, layers=(layer,))) == gpu_stack(LOCKED)
     base: LockedBase = LOCKED.base
     assert gpu_stack(replace(LOCKED, base=replace(base, digest=NEW, size=1))) == gpu_stack(LOCKED)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the locks are taken from the repository")
+def test_make_golden_keeps_the_lock_of_an_earlier_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of 2.7.1 has changed: its version of HEAD is kept until no report needs it."""
+    for path in PROOFS.glob("2.7.1-cuda12.1-debian12-h200x2*"):
+        shutil.copy(path, tmp_path)
+    changed = {TAG: REFRESHED}
+    monkeypatch.setattr(earlier_locks, "PROOFS", tmp_path)
+    monkeypatch.setattr(
+        earlier_locks, "load_locked", lambda folder, tag: changed.get(tag) or load_locked(folder, tag)
+    )
+    earlier_locks.main()
+    assert list(locks_in(tmp_path)) == [lock_digest(LOCKED)]
+
+    changed.clear()
+    earlier_locks.main()
+    assert list(locks_in(tmp_path)) == []

@@ -126,6 +126,7 @@ def test_write_permissions_have_a_reason() -> None:
     assert writing == {
         ("docs.yml", "deploy"): {"id-token", "pages"},
         ("publish.yml", "publish"): {"id-token", "packages"},
+        ("nightly.yml", "refresh"): {"contents", "pull-requests"},
         ("nightly.yml", "relock"): {"contents", "pull-requests"},
         ("nightly.yml", "release"): {"contents", "pull-requests"},
     }

@@ -79,6 +79,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("publish.yml", "publish")
     play("nightly.yml", "cells")
     play("nightly.yml", "rebuild")
+    play("nightly.yml", "vault", secrets__TORCHKILN_VAULT="oci://registry.example/team/vault")
+    play("nightly.yml", "refresh")
     play("nightly.yml", "relock")
     play("nightly.yml", "release")
     play("docs.yml", "build")

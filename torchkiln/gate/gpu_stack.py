@@ -98,7 +98,7 @@ def earlier_images(
         if signed_report.report.image and not signed_report.report.project:
             by_image[signed_report.report.image].append(signed_report)
     for image, reports in by_image.items():
-        built = {found for signed_report in reports for found in _built_from(signed_report.report.findings)}
+        built = {found for signed_report in reports for found in built_from(signed_report.report.findings)}
         if len(built) == 1:
             digest, recipe = built.pop()
             locked = present if digest == known else find(digest)
@@ -111,7 +111,7 @@ def earlier_images(
                 yield EarlierImage(image=image, locked=locked, recipe=recipe, reports=tuple(reports))
 
 
-def _built_from(findings: Iterable[Finding]) -> Iterator[tuple[Digest, int]]:
+def built_from(findings: Iterable[Finding]) -> Iterator[tuple[Digest, int]]:
     """The lock and the recipe that the check `claims` read in the image."""
     for finding in findings:
         if finding.id == "claims":

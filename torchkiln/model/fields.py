@@ -103,7 +103,8 @@ ArchivePath = Annotated[
 ]
 #: PyPI's paths, which mirrors keep below a prefix of their own, and PyTorch's.
 INDEX_PATH = (
-    r"/(packages/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}|whl(/[a-z0-9][a-z0-9.]*)?)/[A-Za-z0-9][A-Za-z0-9._~%+-]*"
+    r"/(packages/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}|whl(/[a-z0-9][a-z0-9.]*)?)"
+    r"/[A-Za-z0-9][A-Za-z0-9._~%+-]*"
 )
 IndexPath = Annotated[
     str,
