@@ -83,6 +83,10 @@ class BuildFailed(KilnError):
     exit_code = 6
 
 
+class NotListed(BuildFailed):
+    """An index no longer has a file that it had when it was locked."""
+
+
 class BadWheel(BuildFailed):
     """A wheel is invalid; the message names the wheel and the reason."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,23 +14,33 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.cells import planned_cell, put_base, small_wheels
+from tests.pool_worker import in_this_process
+from tests.publisher import interpreter
 from tests.reports import LOCKED
 from tests.servers.background import InBackground
 from tests.wheels import WheelSpec, write_wheel
+from torchkiln.build.build import BuildOptions, build
+from torchkiln.build.environment import Environment
 from torchkiln.build.keep import LOCK_TYPE
+from torchkiln.build.prefetch import all_missing
 from torchkiln.cli import torchkiln
-from torchkiln.errors import BadWheel, BuildFailed, Stale
+from torchkiln.errors import BadWheel, BuildFailed, NotListed, Stale
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.pages import Pages, path_of
 from torchkiln.index.settings import index_settings
 from torchkiln.lock.lock import from_json, lock_digest, same_files, to_json
+from torchkiln.matrix import facts, matrix
 from torchkiln.model.cell import Source
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Silent
 from torchkiln.oci.image import canonical_json, descriptor, digest_of
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 from torchkiln.vault.places import FolderVault
+from torchkiln.wheel.source import Cancelled
 
 ZEROS = "0" * 60
 PREFIX = "/mirror/pypi"  # a mirror's own, before the path that all mirrors have
@@ -234,3 +245,58 @@ def test_a_vault_names_the_wheels_that_the_index_no_longer_lists(
     assert done.stdout == f"unlisted {unlisted.filename}\ngone {gone.filename}\n"
     assert "1 listed, 1 unlisted, 1 gone" in done.stderr
     assert listed.filename not in done.stdout
+
+
+class WithoutSome:
+    """An index that no longer has some wheels."""
+
+    def __init__(self, *lacks: str) -> None:
+        self.lacks = lacks
+
+    def size(self, wheel: LockedWheel) -> int:
+        return wheel.size
+
+    def tail(self, wheel: LockedWheel, _: int) -> bytes | None:
+        if wheel.name in self.lacks:
+            raise NotListed(f"{wheel.filename}: the index no longer has this file", hint="a vault")
+        if wheel.name == "jinja2":
+            raise BuildFailed("HTTP 503 Service Unavailable")
+        return None
+
+    def fetch(self, wheel: LockedWheel, *_: object, **__: object) -> None:
+        self.tail(wheel, 1)
+        raise Cancelled
+
+
+def test_all_missing_wheels_are_named_in_one_error(tmp_path: Path) -> None:
+    plan, store = planned_cell(small_wheels(tmp_path)), Store(tmp_path / "cache")
+    first = NotListed("torch: missing", hint="a vault")
+    found = all_missing(plan, store, WithoutSome("torch", "sympy"), first)
+
+    lines = found.message.splitlines()
+    assert lines[0] == "2 of 5 wheels were not found"
+    assert sorted(line.partition("-")[0] for line in lines[1:]) == ["sympy", "torch"]
+    assert (found.exit_code, found.hint) == (6, "a vault")
+    assert all_missing(plan, store, WithoutSome("torch"), first) is first
+
+
+def test_a_build_names_them_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, store = planned_cell(small_wheels(tmp_path)), Store(tmp_path / "cache")
+    put_base(plan.locked.base, store)
+    monkeypatch.setattr(sys.modules[build.__module__], "plan_locked", lambda *_: plan)
+    environment = Environment(store=store, fetcher=WithoutSome("torch", "triton", "sympy"), observer=Silent())
+    known = facts.load()
+    with (
+        interpreter(),
+        in_this_process(),
+        pytest.raises(NotListed, match="3 of 5 wheels were not found"),
+    ):
+        build(
+            plan.locked,
+            matrix.read(ROOT / "matrix.yaml", known),
+            known,
+            tmp_path / "dist",
+            environment,
+            options=BuildOptions(),
+        )
+    assert not (tmp_path / "dist/index.json").exists()

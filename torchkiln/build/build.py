@@ -10,8 +10,9 @@ from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image, remember_layout
 from torchkiln.build.environment import Environment
 from torchkiln.build.image_lock import remember_lock
+from torchkiln.build.prefetch import all_missing
 from torchkiln.build.prerequisites import BaseSources, ready
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
@@ -64,8 +65,23 @@ def build_planned(
     """Like `build`; also returns the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
     _check_rule(locked)
-    started, store = time.monotonic(), environment.store
+    store = environment.store
     store.sweep()
+    try:
+        return _built(locked, matrix, facts, layout, environment, options)
+    except NotListed as error:
+        raise all_missing(plan_locked(locked, matrix, facts), store, environment.fetcher, error) from error
+
+
+def _built(
+    locked: LockedCell,
+    matrix: Matrix,
+    facts: Facts,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+) -> tuple[image_build.BuildResult, ImagePlan]:
+    started, store = time.monotonic(), environment.store
     with ready(
         locked,
         lambda cell: plan_locked(cell, matrix, facts),

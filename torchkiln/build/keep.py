@@ -20,8 +20,8 @@ from torchkiln.base.effects import to_bytes
 from torchkiln.base.remake import read_effects
 from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
-from torchkiln.errors import BuildFailed, VerificationFailed
-from torchkiln.index.pages import NotListed, Pages
+from torchkiln.errors import BuildFailed, NotListed, VerificationFailed
+from torchkiln.index.pages import Pages
 from torchkiln.lock.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest

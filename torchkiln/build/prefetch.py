@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from torchkiln.build.records import record_of
+from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
@@ -18,6 +19,7 @@ from torchkiln.util.files import private_folder
 from torchkiln.wheel.source import Cancelled
 
 _STREAMS = 6
+_NAMED = 10  # wheels in a message
 
 
 def missing_wheels(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
@@ -46,6 +48,28 @@ def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
             fetcher.tail(wheel, 1)
         else:
             fetcher.size(wheel)
+
+
+def all_missing(plan: ImagePlan, store: Store, fetcher: Fetcher, first: NotListed) -> NotListed:
+    """The error for all wheels of *plan* that no source has; *first* is that for one of them."""
+
+    def reason(wheel: LockedWheel) -> str:
+        try:
+            fetcher.tail(wheel, 1) if wheel.size else fetcher.size(wheel)
+        except NotListed as error:
+            return error.message
+        except BuildFailed:  # it could be there
+            pass
+        return ""
+
+    wheels = list(_missing(plan, store))
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        reasons = [text for text in pool.map(reason, wheels) if text]
+    if len(reasons) < 2:
+        return first
+    head = f"{len(reasons)} of {len(wheels)} wheels were not found"
+    more = [f"and {len(reasons) - _NAMED} more"] if reasons[_NAMED:] else []
+    return NotListed("\n".join((head, *reasons[:_NAMED], *more)), hint=first.hint)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 import requests
 
-from torchkiln.errors import BuildFailed, Unresolvable
+from torchkiln.errors import BuildFailed, NotListed, Unresolvable
 from torchkiln.index.listing import Page, PageFiles, listing, not_a_page
 from torchkiln.index.read_page import found_on, hash_of, wheels_on
 from torchkiln.index.remote_wheel import size_mismatch
@@ -34,10 +34,6 @@ _FRESH = 600.0
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.01"
 _PATH = re.compile(f"{INDEX_PATH}$")
 MOST = 16 << 20  # bytes of a page; the largest known page has ten million
-
-
-class NotListed(BuildFailed):
-    """An index no longer lists a file that it listed when it was locked."""
 
 
 class Pages:
@@ -70,7 +66,8 @@ class Pages:
     def find(self, wheel: LockedWheel, *, fresh: bool = False) -> FileAt:
         """The URL of *wheel*, cached unless *fresh*; by its recorded path if the index lists it no more.
 
-        :raises BuildFailed: the index no longer has this file.
+        :raises NotListed: the index no longer has this file.
+        :raises BuildFailed: the index cannot be read, or lists the file with another hash.
         """
         try:
             return self.find_listed(wheel, fresh=fresh)
@@ -78,7 +75,7 @@ class Pages:
             if found := self.find_unlisted(wheel):
                 return found
             tried = f", and does not serve {wheel.path}" if wheel.path else ""
-            raise BuildFailed(f"{error.message}{tried}", hint=error.hint) from error
+            raise NotListed(f"{error.message}{tried}", hint=error.hint) from error
 
     def find_unlisted(self, wheel: LockedWheel) -> FileAt | None:
         """The URL of *wheel* by its recorded path, on the server of the index's files; None: it has it not.

@@ -84,7 +84,7 @@ class VaultFetcher:
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
         except BuildFailed as error:
             lines = (error.message, *(f"  {reason}" for reason in reasons))
-            raise BuildFailed("\n".join(lines), hint=error.hint) from error
+            raise type(error)("\n".join(lines), hint=error.hint) from error
 
 
 class VaultArchives:
