@@ -33,13 +33,16 @@ from torchkiln.index.settings import index_settings
 from torchkiln.lock.lock import from_json, lock_digest, same_files, to_json
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.oci.image import canonical_json, descriptor, digest_of
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
+from torchkiln.vault import places
 from torchkiln.vault.places import FolderVault
+from torchkiln.vault.sources import VaultFetcher
 from torchkiln.wheel.source import Cancelled
 
 ZEROS = "0" * 60
@@ -300,3 +303,19 @@ def test_a_build_names_them_and_leaves_nothing(tmp_path: Path, monkeypatch: pyte
             options=BuildOptions(),
         )
     assert not (tmp_path / "dist/index.json").exists()
+
+
+def test_a_copy_from_a_vault_can_be_cancelled(index: Unlisting, tmp_path: Path) -> None:
+    """After the first piece, nothing more is read, and the index is not asked."""
+    wheel = index.add("1.0")
+    data = index.files[f"{PREFIX}{wheel.path}"]
+    vault = FolderVault(tmp_path / "vault")
+    (tmp_path / "file").write_bytes(data)
+    vault.put(Digest(f"sha256:{wheel.sha256}"), wheel.size, tmp_path / "file")
+    pieces: list[int] = []
+    fetcher = VaultFetcher((vault,), WithoutSome("demo"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "_PIECE", 100)
+        fetcher.fetch(wheel, tmp_path / "x", on_progress=pieces.append, cancelled=lambda: bool(pieces))
+
+    assert pieces == [100] < [wheel.size]

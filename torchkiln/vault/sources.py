@@ -13,6 +13,7 @@ from torchkiln.model.lock import LockedArchive, LockedWheel
 from torchkiln.model.progress import ArchiveSource, Fetcher
 from torchkiln.store.store import Store
 from torchkiln.vault.places import Vault
+from torchkiln.wheel.source import Cancelled
 
 
 def digest_of_file(file: LockedFile) -> Digest:
@@ -57,6 +58,17 @@ def in_vaults(vaults: Collection[Vault], file: LockedFile) -> bool:
     return False
 
 
+def _stopping(on_progress: Callable[[int], None], cancelled: Callable[[], bool]) -> Callable[[int], None]:
+    """*on_progress*, which ends the copy of a file by `Cancelled` once *cancelled* returns True."""
+
+    def report(count: int) -> None:
+        on_progress(count)
+        if cancelled():
+            raise Cancelled
+
+    return report
+
+
 class VaultFetcher:
     """Gets wheels from *vaults*, and those that they lack from *index*."""
 
@@ -78,7 +90,12 @@ class VaultFetcher:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        if (reasons := read_from(self._vaults, digest_of_file(wheel), wheel.size, path, on_progress)) is None:
+        report = _stopping(on_progress, cancelled)
+        try:
+            reasons = read_from(self._vaults, digest_of_file(wheel), wheel.size, path, report)
+        except Cancelled:
+            return
+        if reasons is None:
             return
         try:
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
@@ -110,6 +127,10 @@ class VaultArchives:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        if read_from(self._vaults, digest_of_file(archive), archive.size, part, on_progress) is None:
-            return part
+        report = _stopping(on_progress, cancelled)
+        try:
+            if read_from(self._vaults, digest_of_file(archive), archive.size, part, report) is None:
+                return part
+        except Cancelled:
+            return None
         return self._server.archive(archive, part, on_progress=on_progress, cancelled=cancelled)
