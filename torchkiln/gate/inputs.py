@@ -148,10 +148,8 @@ class GateInputs:
         """Reports of any image; of the given ones, those that can be read and have a valid signature."""
         own = self.runs.all()
         yield from () if self.given else own
-        made_here, keys = (
-            [signed_report.report for signed_report in own],
-            keys_for("laboratory", self.trusted),
-        )
+        made_here = [signed_report.report for signed_report in own]
+        keys = keys_for("laboratory", self.trusted)
         for path in self.given:
             for file in attestation.files(path) if path.is_dir() else [path]:
                 with suppress(KilnError):
