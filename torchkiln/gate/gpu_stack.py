@@ -25,7 +25,8 @@ from torchkiln.util import codec
 #: What binds an image to a lock: the lock's digest in the image, and the comparison of all its files.
 BINDING = ("claims", "lock")
 _NVIDIA = ("nvidia-", "cuda-")
-# torch, torchvision and torchaudio with everything that they require: Requires-Dist of torch 2.0.1 to 2.15.0.
+# torch, torchvision and torchaudio with what they require, by METADATA of torch 2.0.1 to 2.15.0:
+# tests/integration/test_gpu_stack_of_torch.py compares it.
 _WHEELS = frozenset(
     {
         *(
@@ -45,6 +46,11 @@ _WHEELS = frozenset(
 _LIBRARIES = ("libc6", "libgcc-s1", "libstdc++6")
 
 
+def is_of_stack(name: str) -> bool:
+    """Whether the wheel *name* is part of the GPU stack."""
+    return name in _WHEELS or name.startswith(_NVIDIA)
+
+
 def gpu_stack(locked: LockedCell) -> Digest:
     """The digest of what decides results on GPUs: CUDA libraries, torch with its requirements, Python, libc.
 
@@ -52,7 +58,7 @@ def gpu_stack(locked: LockedCell) -> Digest:
     follows from its wheels, the Python and the recipe.
     """
     versions = {package.name: package.version for package in locked.os_packages}
-    wheels = (wheel for wheel in locked.wheels if wheel.name in _WHEELS or wheel.name.startswith(_NVIDIA))
+    wheels = (wheel for wheel in locked.wheels if is_of_stack(wheel.name))
     return digest_of_json(
         {
             "wheels": {wheel.name: wheel.sha256 for wheel in wheels},
