@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from torchkiln.attest.roles import KeyInRole, keys_for
 from torchkiln.build.image_lock import kept_lock
@@ -66,13 +67,14 @@ class GateInputs:
         :raises VerificationFailed: a signature is invalid.
         """
         policy = self.policy.of(locked.resolution)
+        reports, earlier = self._reports(image.manifest, locked)
         return judge(
-            self._signed_reports(image.manifest),
+            reports,
             replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named))),
             locked,
             self.suite,
             image=image.manifest,
-            earlier=self._earlier(image.manifest, locked),
+            earlier=earlier,
             nonce=self.nonce,
             at=datetime.now(timezone.utc),
         )
@@ -103,8 +105,9 @@ class GateInputs:
         policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
         below = project.below.manifest
         # A report of any other image is passed as one of the project's, so that it is refused.
-        of_below = [found for found in self._signed_reports(below) if found.report.image == below]
-        own = [found for found in self._signed_reports(image) if found.report.image != below]
+        reports, earlier = self._reports(below, locked)
+        of_below = [found for found in reports if found.report.image == below]
+        own = [found for found in self._reports(image, locked)[0] if found.report.image != below]
         return judge_project(
             evidence,
             judge(
@@ -113,7 +116,7 @@ class GateInputs:
                 locked,
                 self.suite,
                 image=below,
-                earlier=self._earlier(below, locked),
+                earlier=earlier,
                 at=at,
             ),
             own,
@@ -123,53 +126,52 @@ class GateInputs:
             at=at,
         )
 
-    def _signed_reports(self, image: Digest) -> list[SignedReport]:
-        own = [signed_report for signed_report in self.runs.all() if signed_report.report.image == image]
-        if not self.given:
-            return [signed_report for signed_report in own if not _is_superseded(signed_report, own)]
-        made_here = [signed_report.report for signed_report in own]
-        return [
-            replace(signed_report, own=signed_report.report in made_here)
-            for path in self.given
-            for signed_report in self._read(path, image)
-        ]
+    def _reports(self, image: Digest, locked: LockedCell) -> tuple[list[SignedReport], list[EarlierImage]]:
+        """The reports to judge *image* by, and the earlier images with the GPU stack of *locked*.
 
-    def _earlier(self, image: Digest, locked: LockedCell) -> tuple[EarlierImage, ...]:
-        """Images with the GPU stack of *locked*: their reports and locks are given, or of this machine."""
-        locks = {digest: found for folder in self.given for digest, found in locks_in(folder).items()}
-        others = (signed for signed in self._all_reports() if signed.report.image != image)
-        return tuple(
-            earlier_images(
-                others, locked, lambda digest: locks.get(digest) or kept_lock(digest, self.runs.store)
-            )
+        Each file is read once. A given file is judged even if it is of another image, so that it is refused.
+        """
+        here = self.runs.all()
+        own = [signed_report for signed_report in here if signed_report.report.image == image]
+        judged = [signed_report for signed_report in own if not _is_superseded(signed_report, own)]
+        others = [signed_report for signed_report in here if signed_report.report.image != image]
+        if self.given:
+            judged, others = [], []
+            made_here = [signed_report.report for signed_report in here]
+            for found in self._given(image):
+                signed_report = replace(found.signed, own=found.signed.report in made_here)
+                if found.named or signed_report.report.image == image:
+                    judged.append(signed_report)
+                if signed_report.report.image != image:
+                    others.append(signed_report)
+        locks = {digest: kept for folder in self.given for digest, kept in locks_in(folder).items()}
+        earlier = earlier_images(
+            others, locked, lambda digest: locks.get(digest) or kept_lock(digest, self.runs.store)
         )
+        return judged, list(earlier)
 
-    def _all_reports(self) -> Iterator[SignedReport]:
-        """Reports of any image; of the given ones, those that can be read and have a valid signature."""
-        own = self.runs.all()
-        yield from () if self.given else own
-        made_here = [signed_report.report for signed_report in own]
+    def _given(self, image: Digest) -> Iterator[_Given]:
+        """The given reports. Reports of images other than *image* in a folder need not be valid."""
         keys = keys_for("laboratory", self.trusted)
         for path in self.given:
-            for file in attestation.files(path) if path.is_dir() else [path]:
-                with suppress(KilnError):
-                    found = attestation.read(file, keys)
-                    yield replace(found, own=found.report in made_here)
-
-    def _read(self, path: Path, image: Digest) -> Iterator[SignedReport]:
-        """The report in the file *path*; if *path* is a folder, the reports of *image* in it."""
-        keys = keys_for("laboratory", self.trusted)
-        if not path.is_dir():
-            yield attestation.read(path, keys)
-            return
-        for file in attestation.files(path):
-            try:
-                filed = attestation.filed(file)
-                image_of_report = filed.signed_report().report.image
-            except KilnError:  # not every file in a folder is a report
+            if not path.is_dir():
+                yield _Given(signed=attestation.read(path, keys), named=True)
                 continue
-            if image_of_report == image:
-                yield filed.signed_report(keys)
+            for file in attestation.files(path):
+                try:
+                    filed = attestation.filed(file)
+                    of_image = filed.signed_report().report.image == image
+                except KilnError:  # not every file in a folder is a report
+                    continue
+                with nullcontext() if of_image else suppress(KilnError):
+                    yield _Given(signed=filed.signed_report(keys), named=False)
+
+
+class _Given(NamedTuple):
+    """A report of `--report`."""
+
+    signed: SignedReport
+    named: bool  # as a file, not by its folder
 
 
 def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> bool:
