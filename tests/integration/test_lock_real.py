@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from tests.planned import FACTS
 from tests.servers.index_server import IndexServer
 from torchkiln.index.offered import open_offered
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.lock import load_locked, lock, requirements_txt, to_json
+from torchkiln.lock.lock import load_locked, lock, lock_digest, requirements_txt, to_json
 from torchkiln.lock.request import System, Versions
 from torchkiln.matrix.add_release.compat_block import block
 from torchkiln.matrix.add_release.propose import look_up
 from torchkiln.model.index import IndexRequest
+from torchkiln.model.lock import LockedCell
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -30,16 +32,21 @@ TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 
 @pytest.mark.proof
 def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> None:
+    """A lock that has no paths of its wheels gets them, if the index has paths of a known layout."""
     committed = load_locked(IMAGES, TAG)
     index = open_index(os.environ, Store(tmp_path))
-    again = lock(
-        committed.resolution,
-        index,
-        System(base=committed.base),
-        Versions(as_of="2999-01-01", previous=committed),
-    )
 
-    assert to_json(again) == to_json(committed)
+    def locked_again(previous: LockedCell) -> LockedCell:
+        system, versions = System(base=committed.base), Versions(as_of="2999-01-01", previous=previous)
+        return lock(committed.resolution, index, system, versions)
+
+    def without_paths(locked: LockedCell) -> LockedCell:
+        return replace(locked, wheels=tuple(replace(wheel, path=None) for wheel in locked.wheels))
+
+    again = locked_again(committed)
+    assert to_json(without_paths(again)) == to_json(without_paths(committed))
+    assert lock_digest(again) == lock_digest(committed)
+    assert to_json(locked_again(again)) == to_json(again)
 
 
 @pytest.mark.proof
