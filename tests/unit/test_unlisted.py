@@ -319,3 +319,22 @@ def test_a_copy_from_a_vault_can_be_cancelled(index: Unlisting, tmp_path: Path) 
         fetcher.fetch(wheel, tmp_path / "x", on_progress=pieces.append, cancelled=lambda: bool(pieces))
 
     assert pieces == [100] < [wheel.size]
+
+
+def test_files_with_other_paths_give_no_prefix(index: Unlisting) -> None:
+    """The page lists only files with paths of no known layout: one place is asked, not one for each file."""
+    wheel = index.add("1.0")
+    index.unlist(wheel)
+    for version in ("2.0", "3.0", "4.0"):
+        other = index.add(version)
+        data = index.files.pop(f"{PREFIX}{other.path}")
+        index.unlist(other)
+        index.files[f"/files/{other.filename}"] = data
+        index.listed.append(f"/files/{other.filename}")
+    asked: list[str] = []
+    answer = index.answer
+    index.answer = lambda path: asked.append(path) or answer(path)  # type: ignore[method-assign,func-returns-value]
+
+    with pytest.raises(BuildFailed, match="does not serve"):
+        fetched(index, wheel)
+    assert [path for path in asked if path.endswith(wheel.path or "?")] == [wheel.path]

@@ -65,42 +65,30 @@ def build_planned(
     """Like `build`; also returns the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
     _check_rule(locked)
-    store = environment.store
+    started, store = time.monotonic(), environment.store
     store.sweep()
     try:
-        return _built(locked, matrix, facts, layout, environment, options)
+        with ready(
+            locked,
+            lambda cell: plan_locked(cell, matrix, facts),
+            environment,
+            replace(options.sources, locate=matrix.locate),
+            what=f"builds {tag_of(locked.resolution)}",
+        ) as (plan, moved):
+            prepared = time.monotonic() - started
+            remember_layout(store, layout)
+            remember_lock(plan.locked, store)
+            built = image_build.build(
+                plan,
+                layout,
+                environment,
+                refs=options.refs or (plan.tag, *plan.aliases),
+                layer_format=options.layer_format,
+                foreign=options.foreign,
+            )
+            remember_image(store, built.image, plan, built.reused)
     except NotListed as error:
         raise all_missing(plan_locked(locked, matrix, facts), store, environment.fetcher, error) from error
-
-
-def _built(
-    locked: LockedCell,
-    matrix: Matrix,
-    facts: Facts,
-    layout: Path,
-    environment: Environment,
-    options: BuildOptions,
-) -> tuple[image_build.BuildResult, ImagePlan]:
-    started, store = time.monotonic(), environment.store
-    with ready(
-        locked,
-        lambda cell: plan_locked(cell, matrix, facts),
-        environment,
-        replace(options.sources, locate=matrix.locate),
-        what=f"builds {tag_of(locked.resolution)}",
-    ) as (plan, moved):
-        prepared = time.monotonic() - started
-        remember_layout(store, layout)
-        remember_lock(plan.locked, store)
-        built = image_build.build(
-            plan,
-            layout,
-            environment,
-            refs=options.refs or (plan.tag, *plan.aliases),
-            layer_format=options.layer_format,
-            foreign=options.foreign,
-        )
-        remember_image(store, built.image, plan, built.reused)
     image = replace(built.image, base_moved=moved)
     return replace(built, image=image, seconds=after(prepared, built.seconds)), plan
 

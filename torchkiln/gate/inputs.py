@@ -104,10 +104,11 @@ class GateInputs:
         policy = self.policy.of(locked.resolution)
         policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
         below = project.below.manifest
-        # A report of any other image is passed as one of the project's, so that it is refused.
+        # A report of an image that does not prove the parent image is judged as the project's: it is refused.
         reports, earlier = self._reports(below, locked)
         of_below = [found for found in reports if found.report.image == below]
-        own = [found for found in self._reports(image, locked)[0] if found.report.image != below]
+        proving = {below, *(other.image for other in earlier)}
+        own = [found for found in self._reports(image, locked)[0] if found.report.image not in proving]
         return judge_project(
             evidence,
             judge(

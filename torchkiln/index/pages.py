@@ -64,7 +64,7 @@ class Pages:
         return found
 
     def find(self, wheel: LockedWheel, *, fresh: bool = False) -> FileAt:
-        """The URL of *wheel*, cached unless *fresh*; by its recorded path if the index lists it no more.
+        """The URL of *wheel*, cached unless *fresh*; by its recorded path if the index no longer lists it.
 
         :raises NotListed: the index no longer has this file.
         :raises BuildFailed: the index cannot be read, or lists the file with another hash.
@@ -78,7 +78,7 @@ class Pages:
             raise NotListed(f"{error.message}{tried}", hint=error.hint) from error
 
     def find_unlisted(self, wheel: LockedWheel) -> FileAt | None:
-        """The URL of *wheel* by its recorded path, on the server of the index's files; None: it has it not.
+        """The URL of *wheel* by its recorded path, on the server of the index's files; None: not there.
 
         A wheel that was removed from its page is often still served.
         """
@@ -86,10 +86,9 @@ class Pages:
             return None
         prefixes = [urljoin(self.settings.url(wheel.index), "/").rstrip("/")]
         with suppress(Unresolvable), self.page(wheel.name, wheel.index, fresh=False) as page:
-            prefixes += [
-                file.url.removesuffix(path_of(file.url) or "") for file in wheels_on(page, wheel.name)
-            ]
-        for url in dict.fromkeys(f"{prefix}{wheel.path}" for prefix in dict.fromkeys(prefixes)):
+            urls = [file.url.partition("#")[0].partition("?")[0] for file in wheels_on(page, wheel.name)]
+            prefixes += [url.removesuffix(path) for url in urls if (path := path_of(url))]
+        for url in (f"{prefix}{wheel.path}" for prefix in dict.fromkeys(prefixes)):
             headers = {"Accept-Encoding": "identity"}
             with request(self.session, "HEAD", url, headers=headers, allow_redirects=True) as head:
                 if head.status_code == 200:

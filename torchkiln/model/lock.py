@@ -29,7 +29,7 @@ class LockedWheel:
     sha256: fields.Sha256
     size: fields.Bytes = 0  # 0: not known, because the hash is from public record
     index: Source
-    # where the index had it, for the day on which the index lists it no more; no digest covers it
+    # where the index had it, in case the index no longer lists it; no digest covers it
     path: fields.IndexPath | None = None
 
 
