@@ -321,6 +321,25 @@ def test_a_copy_from_a_vault_can_be_cancelled(index: Unlisting, tmp_path: Path) 
     assert pieces == [100] < [wheel.size]
 
 
+@pytest.mark.parametrize("vaults", [0, 1])
+def test_an_invalid_wheel_keeps_its_error(index: Unlisting, tmp_path: Path, vaults: int) -> None:
+    """The index's error is raised as it is; its message then names each vault that lacks the wheel."""
+    wheel = index.add("1.0")
+    vault = FolderVault(tmp_path / "vault")
+
+    class Wrong(WithoutSome):
+        def fetch(self, wheel: LockedWheel, *_: object, **__: object) -> None:
+            raise BadWheel(wheel.filename, "too long")
+
+    with pytest.raises(BadWheel) as caught:
+        VaultFetcher((vault,) * vaults, Wrong()).fetch(
+            wheel, tmp_path / "x", on_progress=lambda _: None, cancelled=lambda: False
+        )
+
+    reasons = [f"  {vault.name}: not there"] * vaults
+    assert caught.value.message.split("\n") == [f"{wheel.filename}: too long", *reasons]
+
+
 def test_files_with_other_paths_give_no_prefix(index: Unlisting) -> None:
     """The page lists only files with paths of no known layout: one place is asked, not one for each file."""
     wheel = index.add("1.0")

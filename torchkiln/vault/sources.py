@@ -100,8 +100,8 @@ class VaultFetcher:
         try:
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
         except BuildFailed as error:
-            lines = (error.message, *(f"  {reason}" for reason in reasons))
-            raise type(error)("\n".join(lines), hint=error.hint) from error
+            error.message = "\n".join((error.message, *(f"  {reason}" for reason in reasons)))
+            raise
 
 
 class VaultArchives:
