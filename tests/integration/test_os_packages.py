@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.layers import sha256
 from tests.needs import needs_mmdebstrap
 from tests.planned import FACTS, MATRIX
 from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
 from torchkiln.base.debs import deb_path
+from torchkiln.base.effects import to_bytes
 from torchkiln.base.os_packages import ensure_apt, lock_apt
+from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn, read_effects
+from torchkiln.base.sources import SNAPSHOT
 from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
@@ -116,7 +121,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     debian = archive(folder / "archive")
     debian.publish(*GOOD)
     with debian.served() as address:
-        environ = {**os.environ, **debian.environ(address)}
+        environ = {**os.environ, **debian.environ(address), SNAPSHOT: "off"}
         base = small_base(Store(folder / "cache"))
         yield Scene(folder=folder, layers=OsLayers(base=base), archive=debian, environ=environ)
 
@@ -207,8 +212,10 @@ def test_files_that_the_archive_no_longer_has_are_named(scene: Scene, locked: Lo
         scene.archive.publish(TOOL, replace(FAKE, version="1.1"))
         with pytest.raises(BuildFailed) as caught:
             ensure_apt(locked, scene.layers, frozenset(), store, environ=scene.environ)
-        message = "the archive of debian12 no longer has these locked files: libxfake1 1.0"
-        assert caught.value.message == message
+        count, name, reason = caught.value.message.splitlines()
+        assert count == "1 of 2 locked packages were not found"
+        assert name.startswith("libxfake1_1.0_amd64.deb (sha256 ")
+        assert re.fullmatch(r"  archive: http://\S+/libxfake1_1\.0_amd64\.deb: HTTP 404 Not Found", reason)
         assert "lock --project DIR --upgrade" in caught.value.hint
         assert "TORCHKILN_DEBIAN_MIRROR" in caught.value.hint
     finally:
@@ -217,19 +224,45 @@ def test_files_that_the_archive_no_longer_has_are_named(scene: Scene, locked: Lo
 
 def test_a_lock_cannot_name_a_file_that_the_archive_does_not_have(scene: Scene, locked: LockedApt) -> None:
     forged = replace(locked, debs=(replace(locked.debs[0], sha256="0" * 64), locked.debs[1]))
-    with pytest.raises(BuildFailed, match="no longer has these locked files: libxfake1"):
+    with pytest.raises(BuildFailed, match=r"archive: libxfake1_1\.0_amd64\.deb: checksum mismatch: sha256"):
         ensure_apt(forged, scene.layers, frozenset(), scene.elsewhere("sixth"), environ=scene.environ)
 
 
-def test_a_damaged_file_in_the_cache_is_deleted(scene: Scene, locked: LockedApt) -> None:
+def test_a_damaged_file_in_the_cache_is_downloaded_again(scene: Scene, locked: LockedApt) -> None:
     store = scene.elsewhere("fourth")
     for deb in locked.debs:
         path = store.root / deb_path(deb)
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(deb.size))
-    with pytest.raises(BuildFailed, match="checksum mismatch"):
+    assert ensure_apt(locked, scene.layers, frozenset(), store, environ=scene.environ) == locked
+    assert [sha256(store.root / deb_path(deb)) for deb in locked.debs] == [deb.sha256 for deb in locked.debs]
+
+
+@pytest.mark.parametrize("name", ["tool", "random"])
+def test_with_the_effects_no_script_runs(scene: Scene, tmp_path: Path, name: str) -> None:
+    """The layer is the locked one without mmdebstrap, even if a script's output differs on each run."""
+    apt, _ = scene.lock(name)
+    commit_effects(tmp_path, apt, scene.store)
+    store = scene.elsewhere(f"effects-{name}")
+    learn(tmp_path, apt, store)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.which", lambda *_, **__: None)
+        assert ensure_apt(apt, scene.layers, frozenset(), store, environ=scene.environ) == apt
+    assert store.blob(apt.digest).read_bytes() == scene.store.blob(apt.digest).read_bytes()
+
+
+def test_other_effects_are_refused(scene: Scene, locked: LockedApt, tmp_path: Path) -> None:
+    """Effects are not trusted: if they do not give the locked layer, nothing is built."""
+    store, effects = scene.elsewhere("forged-effects"), read_effects(None, locked, scene.store)
+    assert effects
+    changed = tuple(replace(one, text="x", base64="", kept=False) for one in effects.changed)
+    (tmp_path / APT_EFFECTS).write_bytes(to_bytes(replace(effects, changed=changed)))
+    learn(tmp_path, locked, store)
+
+    with pytest.raises(BuildFailed, match="do not give the locked blob"):
         ensure_apt(locked, scene.layers, frozenset(), store, environ=scene.environ)
-    assert not (store.root / deb_path(locked.debs[0])).exists()
+    assert not store.has_blob(locked.digest, locked.size)
 
 
 @pytest.mark.parametrize(

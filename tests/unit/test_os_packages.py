@@ -51,6 +51,7 @@ APT = LockedApt(
     size=1_500_000,
     unpacked=30,
     encoder="e",
+    dates={"bookworm-security": "20261128T083012Z"},
 )
 WITH_APT = replace(LOCK, apt=APT)
 NEEDS = ProjectNeeds(name="trial", source="pyproject.toml", requirements=(Asked(text="a", where="x"),))

@@ -195,7 +195,7 @@ def test_only_what_the_archive_lacks_comes_from_a_snapshot(scene: Scene, name: s
 def test_the_snapshot_can_be_disabled(scene: Scene) -> None:
     scene.gone("one")
 
-    with pytest.raises(BuildFailed, match="1 of 3 packages of the locked base were not found"):
+    with pytest.raises(BuildFailed, match="1 of 3 locked packages were not found"):
         scene.ensure(TORCHKILN_SNAPSHOT="off")
     assert not [path for path in scene.server.requested if path.startswith("/archive/")]
 
@@ -207,7 +207,7 @@ def test_all_missing_packages_are_named_with_each_source(scene: Scene, tmp_path:
     with pytest.raises(BuildFailed) as caught:
         scene.ensure(TORCHKILN_VAULT=str(tmp_path / "vault"))
     lines = caught.value.message.splitlines()
-    assert lines[0] == "2 of 3 packages of the locked base were not found"
+    assert lines[0] == "2 of 3 locked packages were not found"
     assert sum("_1.0_amd64.deb (sha256 " in line and line.endswith(" was not found:") for line in lines) == 2
     for source in ("vault: not there", "archive: http", "snapshot: http"):
         assert sum(source in line for line in lines) >= 2
@@ -230,7 +230,7 @@ def test_a_source_that_is_unreachable_is_not_asked_for_each_package(
 
     monkeypatch.setattr(Debs, "_fetched", fetched)
     monkeypatch.setattr("torchkiln.base.plain_tree.STREAMS", 1)
-    with pytest.raises(BuildFailed, match="3 of 3 packages of the locked base were not found"):
+    with pytest.raises(BuildFailed, match="3 of 3 locked packages were not found"):
         scene.ensure()
     assert asked == ["archive", "snapshot", "snapshot"]
 
@@ -250,7 +250,7 @@ def test_without_locked_only_the_present_packages_are_used_from_then_on(
     monkeypatch.setattr(artefact, "build", build)
     data = scene.gone("one")
     assert scene.ensure(locked_only=False)[0] == newer
-    assert "1 of 3 packages of the locked base were not found" in "\n".join(scene.said)
+    assert "1 of 3 locked packages were not found" in "\n".join(scene.said)
     asked = len(scene.server.requested)
 
     assert scene.ensure(locked_only=False)[0] == newer

@@ -1,4 +1,4 @@
-"""Resolves packages on the layers of an OS with apt, and downloads them.
+"""Resolves packages on the layers of an OS with apt.
 
 apt runs on this machine with the package list of an unpacked root, and checks the archive's signature.
 """
@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torchkiln.base.apt_plan import AptPlan, is_removal, plan_of, reasons, unknown
-from torchkiln.base.archive import read_lists
+from torchkiln.base.archive import read_dates, read_lists
 from torchkiln.base.debs import keep, missing
 from torchkiln.base.mmdebstrap import DEBS, PINS, command, running
 from torchkiln.base.on_top import BaseWork, base_work, existing
 from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import variables
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.model.apt import OsLayers
-from torchkiln.model.lock import DebFile, OsPackage
+from torchkiln.model.lock import DebFile
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 
@@ -46,11 +45,6 @@ else
     apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
 fi
 """
-# Errors of apt are ignored: the caller checks which files were downloaded.
-_DOWNLOAD = f"""
-export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
-mkdir -p "$1{DEBS}" && cd "$1{DEBS}" && apt-get download {{packages}} || :
-"""
 
 
 def resolve(
@@ -60,8 +54,10 @@ def resolve(
     *,
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
-) -> tuple[DebFile, ...]:
-    """The packages that apt adds to *layers* for *requested*; their files are in *store* afterwards.
+) -> tuple[tuple[DebFile, ...], dict[str, str]]:
+    """The packages that apt adds to *layers* for *requested*, and the dates of the suites: see `read_dates`.
+
+    The files are in *store* afterwards.
 
     :raises Unresolvable: the archive lacks a package, or a package requires other versions than *layers*
         have.
@@ -86,53 +82,13 @@ def resolve(
                 f"the index of the archive of {wanted.os} has no sha256 of: {', '.join(sorted(lost))}",
                 hint="use another mirror",
             )
+        dates = read_dates(work.place.lists)
         keep(files, debs, store)
     if lost_files := missing(debs, store):
         raise BuildFailed(
             f"apt did not download {_listed(lost_files)}", hint="run it again; or use another mirror"
         )
-    return debs
-
-
-def fetch(
-    debs: Iterable[DebFile],
-    os_name: str,
-    store: Store,
-    *,
-    environ: Mapping[str, str],
-    report: Reporting = UNREPORTED,
-) -> None:
-    """Download the *debs* that *store* does not have, from the archive of *os_name*.
-
-    :raises BuildFailed: the archive no longer has one of them, or cannot be reached.
-    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
-    """
-    wanted, absent = recipe(os_name), missing(debs, store)
-    if not absent:
-        return
-    with base_work(wanted, store, environ, report) as work:
-        files = work.folder / "debs"
-        files.mkdir()
-        names = " ".join(shlex.quote(f"{deb.name}={deb.version}") for deb in absent)
-        _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", DEBS, files)))
-        keep(files, absent, store)
-        lost = missing(absent, store)
-        there = read_lists(work.place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))
-    if not lost:
-        return
-    hashes = {deb.sha256 for deb in there}
-    gone = [deb for deb in lost if deb.sha256 not in hashes]
-    if not gone:
-        raise BuildFailed(
-            f"apt could not download {_listed(lost)}",
-            hint="check the network and the mirror, and run it again",
-        )
-    mirrors = " and ".join(variables(wanted)[:2])
-    raise BuildFailed(
-        f"the archive of {os_name} no longer has these locked files: {_listed(gone)}",
-        hint=f"lock today's packages: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
-        " snapshot of the archive that has them",
-    )
+    return debs, dates
 
 
 def _out(how: str, inside: str, outside: Path) -> str:
@@ -140,8 +96,8 @@ def _out(how: str, inside: str, outside: Path) -> str:
     return f"{how} {inside} {shlex.quote(str(outside))}"
 
 
-def _ask(work: BaseWork, layers: OsLayers | None, queries: tuple[str, ...]) -> None:
-    onto = existing(layers.artefacts if layers else (), work, queries=queries)
+def _ask(work: BaseWork, layers: OsLayers, queries: tuple[str, ...]) -> None:
+    onto = existing(layers.artefacts, work, queries=queries)
     argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
     with running(argv, work.place.env, work.recipe, work.report) as nothing:
         while nothing.read(1 << 16):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import parse_digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.store.store import Store
@@ -134,11 +135,17 @@ def record_files(store: Store, files: BaseFiles) -> None:
     store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
 
 
-def read_files(images: Path | None, found: LockedBase | LockedTools, store: Store) -> BaseFiles | None:
+def read_files(
+    images: Path | None, found: LockedBase | LockedTools | LockedApt, store: Store
+) -> BaseFiles | None:
     """The recorded files of *found*, beside its lock in *images* or in *store*; None without a record.
+
+    A project's lock has those of its OS packages.
 
     :raises ConfigError: the committed file is malformed.
     """
+    if isinstance(found, LockedApt):
+        return BaseFiles(base=found.digest, debs=found.debs, dates=found.dates)
     committed = _committed(files_path(images, found)) if images else None
     if committed and committed.base == found.digest:
         return committed

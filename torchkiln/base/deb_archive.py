@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from torchkiln.base.debs import deb_path
-from torchkiln.base.effects import Effects
 from torchkiln.base.plain_tree import STREAMS
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import SNAPSHOT, sources_of
@@ -34,7 +33,6 @@ from torchkiln.vault.sources import digest_of_file, read_from
 
 OFF = "off"
 _NAMED = 10  # packages in a message
-_SOURCES = "etc/apt/sources.list"
 _LINE = re.compile(r"^deb (?:\[[^\]]*\] )?(?P<address>\S+) (?P<suite>\S+) ", re.MULTILINE)
 _TIME = "%Y%m%dT%H%M%SZ"
 
@@ -55,16 +53,15 @@ class DebSource:
 
 
 def deb_sources(
-    os_name: str, effects: Effects, dates: Mapping[str, str], environ: Mapping[str, str]
+    os_name: str, lists: str, dates: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[DebSource, ...]:
     """The sources of the packages of a base, in the order in which they are asked.
 
-    :param effects: of the base: its sources.list has the addresses that *environ* does not set.
+    :param lists: the base's sources.list, with the addresses that *environ* does not set.
     :param dates: of the suites from which it was made.
     :raises ConfigError: a mirror is not a URL.
     """
     mirrors = sources_of(recipe(os_name), environ)
-    lists = next((effect.text for effect in effects.changed if effect.path == _SOURCES), "")
     named = {_is_security(line["suite"]): line["address"] for line in _LINE.finditer(lists)}
     archive = DebSource(
         name="archive",
@@ -145,7 +142,7 @@ class Debs:
 
         with ThreadPoolExecutor(STREAMS) as pool:
             reasons = [text for text in pool.map(reason, debs) if text]
-        count = f"{len(reasons)} of {len(debs)} packages of the locked base were not found"
+        count = f"{len(reasons)} of {len(debs)} locked packages were not found"
         return "\n".join((count, *reasons[:_NAMED], *(("…",) if reasons[_NAMED:] else ()))) if reasons else ""
 
     def _fetched(self, deb: DebFile, source: DebSource, path: Path) -> Path:

@@ -1,26 +1,28 @@
-"""Makes the layer of a project's OS packages from their locked .deb files, without a network.
+"""Makes the layer of a project's OS packages from their locked .deb files.
 
-The same files on the same layers give the same layer, so it can be rebuilt on any machine that gets the
-files. When a layer is made, `base/protected.py` checks what it changes.
+It is made like a base: from the packages and the effects of their scripts, see `base/remake.py`. To lock the
+packages, or to build them on another base, they are installed by mmdebstrap without a network. In both cases
+`base/protected.py` checks what the layer changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchkiln.base.apt_get import fetch, resolve
+from torchkiln.base.apt_get import resolve
 from torchkiln.base.contents import inspect
-from torchkiln.base.debs import RECORDS, missing, write_repository
+from torchkiln.base.debs import RECORDS, write_repository
 from torchkiln.base.on_top import Addition, BaseWork, base_work, layer_tar
 from torchkiln.base.protected import contents_of, demand_apart, demand_harmless
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe, recipe
-from torchkiln.base.sources import snapshot_of, sources_of
+from torchkiln.base.remake import debs_of, record_effects, remade
+from torchkiln.base.sources import SNAPSHOT, snapshot_of, sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import LockedApt, OsLayers, packages_of
 from torchkiln.model.layer import Blob
@@ -62,8 +64,10 @@ def lock_apt(
     :raises BuildFailed: the packages cannot be installed, or would change the image.
     """
     wanted = recipe(layers.base.os)
-    debs = resolve(requested, layers, store, environ=environ, report=report)
-    made = _made(requested, debs, layers, store, environ, report)
+    debs, dates = resolve(requested, layers, store, environ=environ, report=report)
+    made = _recorded(
+        requested, debs, layers, store, lambda: _installed(requested, debs, layers, store, environ, report)
+    )
     demand_apart(made.paths, own, what=_WHAT)
     sources = sources_of(wanted, environ)
     apt = LockedApt(
@@ -76,7 +80,9 @@ def lock_apt(
         **asdict(made.blob),
         encoder=ENCODER,
         untrusted=sources.untrusted,
+        dates=dates,
     )
+    record_effects(apt, layers.base, debs, store, report.say)
     return apt, made.notes
 
 
@@ -91,19 +97,21 @@ def ensure_apt(
 ) -> LockedApt:
     """Make sure that *store* has the layer of *apt*'s packages, installed on *layers*.
 
-    If *layers* are not those of the lock, the layer may differ from the locked one.
+    It is taken from a vault, made from the packages and their effects, or installed. If *layers* are not
+    those of the lock, the layer may differ from the locked one.
 
     :param own: paths of the image's own files.
     :returns: *apt* with this layer.
-    :raises BuildFailed: the archive no longer has a file, the layer contains a file of *own*, or *layers* are
-        those of the lock but the layer differs from the locked one.
+    :raises BuildFailed: a package was not found, the layer contains a file of *own*, or *layers* are those of
+        the lock but the layer differs from the locked one.
     """
-    made = _made(apt.requested, apt.debs, layers, store, environ, report)
+    made = _recorded(
+        apt.requested, apt.debs, layers, store, lambda: _made(apt, layers, store, environ, report)
+    )
     demand_apart(made.paths, own, what=_WHAT)
-    locked = Blob(digest=apt.digest, diff_id=apt.diff_id, size=apt.size, unpacked=apt.unpacked)
-    if layers.fits(apt) and made.blob != locked:
+    if layers.fits(apt) and made.blob != _blob(apt):
         raise BuildFailed(
-            f"{_WHAT} is not the locked one: expected {locked.digest}, got {made.blob.digest}; the output of"
+            f"{_WHAT} is not the locked one: expected {apt.digest}, got {made.blob.digest}; the output of"
             " a package's script differs on each run, or with other versions of mmdebstrap, apt or dpkg",
             hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
             " on the machine that locked it",
@@ -111,30 +119,44 @@ def ensure_apt(
     return replace(apt, base=layers.base.digest, tools=layers.tools_digest, **asdict(made.blob))
 
 
-def _made(
+def _recorded(
     requested: tuple[str, ...],
     debs: tuple[DebFile, ...],
     layers: OsLayers,
     store: Store,
-    environ: Mapping[str, str],
-    report: Reporting,
+    make: Callable[[], MadeApt],
 ) -> MadeApt:
-    """The layer of *debs* on *layers*, from the cache or newly made."""
-    wanted = recipe(layers.base.os)
-    key = _key(requested, debs, layers, wanted)
+    """The layer of *debs* on *layers*, from the cache or by *make*."""
+    key = _key(requested, debs, layers, recipe(layers.base.os))
     with store.lock(f"apt-{key}", "installs OS packages"):
         if known := _known(key, store):
             return known
-        if absent := missing(debs, store):
-            report.say(
-                f"downloading {len(absent)} package{'' if len(absent) == 1 else 's'} of {layers.base.os}"
-            )
-        fetch(debs, layers.base.os, store, environ=environ, report=report)
-        with base_work(wanted, store, environ, report) as work:
-            made = _make(requested, debs, layers, work)
+        made = make()
         record = {**asdict(made.blob), "paths": made.paths, "notes": made.notes}
         store.put_record(RECORDS, key, record)
     return made
+
+
+def _made(
+    apt: LockedApt, layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting
+) -> MadeApt:
+    """The layer of *apt* on *layers*, newly made."""
+    lacking = remade(apt, layers.base, store, environ=environ, report=report) if layers.fits(apt) else ""
+    if lacking is None:
+        paths, notes = _checked(store.blob(apt.digest), layers, store)
+        return MadeApt(blob=_blob(apt), paths=paths, notes=notes)
+    if lacking or (lacking := debs_of(layers.base, apt.dates, store, environ).lacking(apt.debs)):
+        mirrors = " and ".join(variables(recipe(apt.os))[:2])
+        raise BuildFailed(
+            lacking,
+            hint=f"take them from a vault (--vault); or set {mirrors}, or {SNAPSHOT}; or lock the present"
+            " packages: torchkiln lock --project DIR --upgrade",
+        )
+    return _installed(apt.requested, apt.debs, layers, store, environ, report)
+
+
+def _blob(apt: LockedApt) -> Blob:
+    return Blob(digest=apt.digest, diff_id=apt.diff_id, size=apt.size, unpacked=apt.unpacked)
 
 
 def _key(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, wanted: BaseRecipe) -> str:
@@ -161,7 +183,22 @@ def _known(key: str, store: Store) -> MadeApt | None:
     return MadeApt(blob=blob, paths=tuple(record["paths"]), notes=tuple(record["notes"]))
 
 
-def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, work: BaseWork) -> MadeApt:
+def _installed(
+    requested: tuple[str, ...],
+    debs: tuple[DebFile, ...],
+    layers: OsLayers,
+    store: Store,
+    environ: Mapping[str, str],
+    report: Reporting,
+) -> MadeApt:
+    """The layer of *debs*, which are in *store*, by mmdebstrap."""
+    with base_work(recipe(layers.base.os), store, environ, report) as work:
+        return _install(requested, debs, layers, work)
+
+
+def _install(
+    requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, work: BaseWork
+) -> MadeApt:
     store, folder = work.store, work.folder / "debs"
     addition = Addition(
         what="the OS packages",
@@ -186,7 +223,7 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
             blob = encode(layer, temporary)
         if debs:  # without packages, the layer may have no dpkg status file
             _demand_locked(temporary, debs, layers)
-        paths, notes = _checked(layer, layers, store)
+        paths, notes = _checked(temporary, layers, store)
         with store.writable():
             store.adopt(temporary, store.blob(blob.digest))
     finally:
@@ -207,10 +244,10 @@ def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> N
         )
 
 
-def _checked(layer: Path, layers: OsLayers, store: Store) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _checked(blob: Path, layers: OsLayers, store: Store) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The paths of the layer that are not folders, and the warnings about it."""
     try:
-        with layer.open("rb") as tar:
+        with GZIP.open(blob) as tar:
             upper = contents_of([tar])
         with ExitStack() as opened:
             blobs = [store.blob(artefact.digest) for artefact in layers.artefacts]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from torchkiln.base.archive import read_files, record_files
 from torchkiln.base.confined import confined
@@ -31,41 +31,49 @@ from torchkiln.base.plain_tree import DebPath, Spool, Tree, UnpackRules, plain_t
 from torchkiln.base.recipe import recipe
 from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedTools
+from torchkiln.model.lock import DebFile, LockedBase, LockedTools
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
 from torchkiln.oci.read_tar import DAMAGED
-from torchkiln.oci.tar_reader import IteratorFile
+from torchkiln.oci.tar_reader import IteratorFile, TarReader, pieces_of
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, write_atomic
 from torchkiln.util.strict_json import read_file
 from torchkiln.wheel.bytecode import Compiler, read_pack, write_pack
 
+if TYPE_CHECKING:
+    from torchkiln.base.deb_archive import Debs
+
 _COMPILERS = 2
 _RECORDS = "base-effects"
+_SOURCES = "etc/apt/sources.list"
+APT_EFFECTS = "torchkiln.apt-effects.json.gz"  # in the folder of a project
+#: What is made of packages: a base, tools, or the OS packages of a project.
+Made = LockedBase | LockedTools | LockedApt
 _OF_PYTHON = ("usr/bin/python3", "usr/lib/python3", LIBRARIES)
 
 
 def remake(
-    locked: LockedBase | LockedTools,
+    locked: Made,
     base: LockedBase,
-    files: BaseFiles,
+    debs: Sequence[DebFile],
     effects: Effects,
     store: Store,
     *,
     path_of: DebPath,
 ) -> None:
-    """Put the blob of *locked* into *store*, made of the packages *files* and their *effects*.
+    """Put the blob of *locked* into *store*, made of the packages *debs* and their *effects*.
 
-    :param base: *locked* itself, or the base of the tools, whose blob is in *store*.
+    :param base: *locked* itself, or the base below it, whose blob is in *store*.
     :param path_of: the path of a package's file, which may be downloaded first.
     :raises BuildFailed: a file cannot be had, or the result is not *locked*.
     """
     with _scratch(store) as (folder, spool):
         try:
-            plain = plain_tree(files.debs, path_of, effects.rules, spool)
+            plain = plain_tree(debs, path_of, effects.rules, spool)
             compiled = _compiling(base, plain if base is locked else None, store, folder)
             tree = with_effects(plain, effects, compiled)
         except DAMAGED as error:
@@ -83,7 +91,7 @@ def remake(
 
 
 def remade(
-    locked: LockedBase | LockedTools,
+    locked: Made,
     base: LockedBase,
     store: Store,
     *,
@@ -94,27 +102,36 @@ def remade(
 
     :returns: None if *store* has the blob now, else the reason, which is empty for unknown effects.
     """
-    from torchkiln.base.deb_archive import Debs, deb_sources  # imported here: they load slowly
-    from torchkiln.vault.places import vaults_of
+    from torchkiln.vault.places import vaults_of  # imported here: they load slowly
     from torchkiln.vault.sources import take_blob
 
     if take_blob(vaults_of(environ), locked.digest, locked.size, store):
         return None
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
-    of_base = effects if base is locked else read_effects(None, base, store)
-    if files is None or effects is None or of_base is None:
+    if files is None or effects is None:
         return ""
     report.say(f"making {locked.digest[:19]} of {locked.os} from its {len(files.debs)} packages")
-    debs = Debs(deb_sources(locked.os, of_base, files.dates, environ), store, environ)
+    debs = debs_of(base, files.dates, store, environ)
     try:
-        remake(locked, base, files, effects, store, path_of=debs.path)
+        remake(locked, base, files.debs, effects, store, path_of=debs.path)
     except BuildFailed as error:
         return debs.lacking(files.debs) or error.message
     return None
 
 
-def learn(images: Path | None, locked: LockedBase | LockedTools, store: Store) -> None:
-    """Record in *store* the packages and effects of *locked* that *images*, a folder of locks, has.
+def debs_of(base: LockedBase, dates: Mapping[str, str], store: Store, environ: Mapping[str, str]) -> Debs:
+    """The packages of *base*, and those that are installed on it.
+
+    :param dates: of the suites that had them.
+    :raises ConfigError: a mirror, or the name of a vault, is invalid.
+    """
+    from torchkiln.base.deb_archive import Debs, deb_sources  # imported here: it loads slowly
+
+    return Debs(deb_sources(base.os, _sources_list(base, store), dates, environ), store, environ)
+
+
+def learn(images: Path | None, locked: Made, store: Store) -> None:
+    """Record in *store* the packages and effects of *locked* that *images*, the folder of its lock, has.
 
     :raises ConfigError: a file is malformed.
     """
@@ -125,7 +142,7 @@ def learn(images: Path | None, locked: LockedBase | LockedTools, store: Store) -
 
 
 def describe(
-    made: LockedBase | LockedTools,
+    made: Made,
     base: LockedBase,
     debs: Sequence[DebFile],
     store: Store,
@@ -136,13 +153,9 @@ def describe(
         return None
     with _scratch(store) as (folder, spool):
         finished = _tree_in(made, store, spool)
-        top = finished if made is base else _tree_in(base, store, spool)
-        merged = {
-            path: node.entry.target
-            for path, node in top.items()
-            if node.entry.kind == "link" and "/" not in path
-        }
-        rules = UnpackRules(epoch=wanted.epoch, dpkg_options=wanted.dpkg_options, merged=merged)
+        rules = UnpackRules(
+            epoch=wanted.epoch, dpkg_options=wanted.dpkg_options, merged=_links_at_top(base, store)
+        )
         plain = plain_tree(debs, lambda deb: store.root / deb_path(deb), rules, spool)
         compiled = _compiling(base, None, store, folder)
         form: Form = "mmdebstrap" if made is base else "layer"
@@ -152,7 +165,7 @@ def describe(
 
 
 def record_effects(
-    made: LockedBase | LockedTools,
+    made: Made,
     base: LockedBase,
     debs: Sequence[DebFile],
     store: Store,
@@ -165,7 +178,7 @@ def record_effects(
         store.put_record(_RECORDS, _name(effects.blob), document(effects))
 
 
-def read_effects(images: Path | None, found: LockedBase | LockedTools, store: Store) -> Effects | None:
+def read_effects(images: Path | None, found: Made, store: Store) -> Effects | None:
     """The effects of *found*, from the file beside its lock in *images*, or from *store*; None without them.
 
     :raises ConfigError: the committed file is malformed.
@@ -190,7 +203,7 @@ def read_effects(images: Path | None, found: LockedBase | LockedTools, store: St
         return None
 
 
-def commit_effects(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
+def commit_effects(images: Path, found: Made, store: Store) -> None:
     """Write the effects of *found* beside its lock; without effects, delete those of an earlier lock."""
     path, effects = effects_path(images, found), read_effects(None, found, store)
     if effects is None:
@@ -199,8 +212,10 @@ def commit_effects(images: Path, found: LockedBase | LockedTools, store: Store) 
         write_atomic(path, to_bytes(effects))
 
 
-def effects_path(images: Path, found: LockedBase | LockedTools) -> Path:
-    """The path, below *images*, of the effects of *found*."""
+def effects_path(images: Path, found: Made) -> Path:
+    """The path, below *images*, of the effects of *found*; *images* is the folder of a project's packages."""
+    if isinstance(found, LockedApt):
+        return images / APT_EFFECTS
     name = f"{found.name}-effects" if isinstance(found, LockedTools) else "effects"
     return images / f"base-{found.os}" / f"{name}.json.gz"
 
@@ -222,14 +237,42 @@ def _scratch(store: Store) -> Iterator[tuple[Path, Spool]]:
         remove_tree(folder)
 
 
-def _tree_in(artefact: LockedBase | LockedTools, store: Store, spool: Spool) -> Tree:
+def _sources_list(base: LockedBase, store: Store) -> str:
+    """The sources.list of *base*, from its effects or its blob; "" if *store* has neither."""
+    if effects := read_effects(None, base, store):
+        return next((effect.text for effect in effects.changed if effect.path == _SOURCES), "")
+    if store.has_blob(base.digest, base.size):
+        with _opened(base, store) as stream:
+            tar = TarReader(pieces_of(stream))
+            return next((b"".join(tar.content()).decode() for entry in tar if entry.path == _SOURCES), "")
+    return ""
+
+
+def _links_at_top(base: LockedBase, store: Store) -> dict[str, str]:
+    """The top-level folders of *base* that are links, with their targets."""
+    with _opened(base, store) as stream:
+        tar = TarReader(pieces_of(stream))
+        return {entry.path: entry.target for entry in tar if entry.kind == "link" and "/" not in entry.path}
+
+
+def _tree_in(artefact: Made, store: Store, spool: Spool) -> Tree:
     """The tree of the blob of *artefact*.
+
+    :raises BuildFailed: the blob is damaged.
+    """
+    with _opened(artefact, store) as stream:
+        return tree_of(stream, spool)
+
+
+@contextmanager
+def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
+    """The tar of the blob of *artefact*.
 
     :raises BuildFailed: the blob is damaged.
     """
     try:
         with GZIP.open(store.blob(artefact.digest)) as stream:
-            return tree_of(stream, spool)
+            yield stream
     except DAMAGED as error:
         raise BuildFailed(
             f"{store.blob(artefact.digest)} is damaged: {error}",

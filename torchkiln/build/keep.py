@@ -1,4 +1,4 @@
-"""Keeps the files of a lock in a vault: its wheels and archives, and the packages of its base and tools.
+"""Keeps the files of a lock in a vault: its wheels, archives and sdists, and the packages of its OS.
 
 The lock is an artifact: its config is lock.json, its layers are the files, each with the digest that the lock
 has. It gets its tag last, so an interrupted run leaves no incomplete artifact, and the next run continues.
@@ -7,31 +7,38 @@ has. It gets its tag last, so an interrupted run leaves no incomplete artifact, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchkiln.base import archive
-from torchkiln.base.deb_archive import Debs, deb_sources
 from torchkiln.base.effects import to_bytes
-from torchkiln.base.remake import read_effects
+from torchkiln.base.remake import Made, debs_of, learn, read_effects
 from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
+from torchkiln.build.project import ProjectSource, with_project_wheels
+from torchkiln.build.rebuilt import fetch_sdist, sdist_of
 from torchkiln.errors import BuildFailed, NotListed, VerificationFailed
 from torchkiln.index.pages import Pages
 from torchkiln.lock.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.model.project import ProjectLock
 from torchkiln.oci.documents import descriptors
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.project.file import to_json as project_json
 from torchkiln.util.strict_json import json_of
 from torchkiln.vault.places import Vault
 
 LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
+PROJECT_TYPE = "application/vnd.torchkiln.project-lock.v1+json"
+_NAME = 100  # characters of a project's name in a tag, which has at most 128
 _FILE_TYPE = "application/octet-stream"
 _TITLE = "org.opencontainers.image.title"  # the name under which `oras pull` writes a file
 _STREAMS = 4
@@ -62,6 +69,11 @@ def vault_tag(locked: LockedCell) -> str:
     return f"{tag_of(locked.resolution)}-{lock_digest(locked).removeprefix('sha256:')[:12]}"
 
 
+def project_tag(lock: ProjectLock) -> str:
+    """The tag of a project's lock in a vault."""
+    return f"{lock.name[:_NAME]}-{digest_of(project_json(lock)).removeprefix('sha256:')[:12]}"
+
+
 def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Path) -> Kept:
     """Copy all files of *locked* to *vault*, unless they are there.
 
@@ -69,23 +81,40 @@ def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Pat
     :raises BuildFailed: a file cannot be had, or the vault cannot be written.
     :raises RegistryError: the vault cannot be reached.
     """
-    files = tuple(_files(locked, environment, images))
+    files = _files(locked, environment, images)
+    return _keep(vault_tag(locked), LOCK_TYPE, to_json(locked), files, vault)
+
+
+def keep_project(
+    source: ProjectSource, vault: Vault, environment: Environment, locate: Callable[[PythonArchive], str]
+) -> Kept:
+    """Copy the files that the project of *source* adds to its cell to *vault*, as `keep` does.
+
+    :param locate: as in `with_project_wheels`.
+    :raises BuildFailed: as `keep` does, or a wheel cannot be built again.
+    """
+    files = _files_of_project(source, environment, locate)
+    return _keep(project_tag(source.lock), PROJECT_TYPE, project_json(source.lock), files, vault)
+
+
+def _keep(tag: str, kind: str, config: bytes, found: Iterable[KeptFile], vault: Vault) -> Kept:
+    """Copy the files, then the lock *config*, an artifact of *kind*."""
+    files = tuple(found)
     with ThreadPoolExecutor(_STREAMS) as pool:
         added = sum(pool.map(lambda file: _added(file, vault), sorted(files, key=lambda file: -file.size)))
-    config = to_json(locked)
     manifest = canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "artifactType": LOCK_TYPE,
-            "config": descriptor(LOCK_TYPE, digest_of(config), len(config)),
+            "artifactType": kind,
+            "config": descriptor(kind, digest_of(config), len(config)),
             "layers": [
                 {**descriptor(_FILE_TYPE, file.digest, file.size), "annotations": {_TITLE: file.title}}
                 for file in files
             ],
         }
     )
-    vault.tag(tag := vault_tag(locked), manifest, config)
+    vault.tag(tag, manifest, config)
     return Kept(tag=tag, files=len(files), bytes=sum(file.size for file in files), added=added)
 
 
@@ -147,14 +176,16 @@ def upstream(vault: Vault, index: Pages, folder: Path) -> dict[str, str]:
         return dict(sorted(zip(wheels, pool.map(state, wheels.values()), strict=True)))
 
 
-def drop(vault: Vault, keeping: frozenset[str]) -> tuple[str, ...]:
+def drop(vault: Vault, keeping: frozenset[str], *, project: str | None = None) -> tuple[str, ...]:
     """Remove the locks whose tags are not in *keeping*, and the files that only they need; returns the tags.
 
+    :param project: remove only locks of this project; None: remove only locks of cells.
     :raises RegistryError: the registry does not support it.
     """
-    gone = []
+    gone, kind = [], LOCK_TYPE if project is None else PROJECT_TYPE
     for tag, manifest in sorted(vault.tags().items()):
-        if tag not in keeping and _is_lock(manifest, tag):
+        of_another = project is not None and tag.rpartition("-")[0] != project[:_NAME]
+        if tag not in keeping and not of_another and _is_lock(manifest, tag, kind):
             vault.untag(tag)
             gone.append(tag)
     return tuple(gone)
@@ -176,6 +207,25 @@ def _files(locked: LockedCell, environment: Environment, images: Path) -> Iterat
     yield from _of_artefact(locked.base, locked.base, environment, images)
     if locked.tools:
         yield from _of_artefact(locked.tools, locked.base, environment, images)
+
+
+def _files_of_project(
+    source: ProjectSource, environment: Environment, locate: Callable[[PythonArchive], str]
+) -> Iterator[KeptFile]:
+    lock, cell = source.lock, source.cell
+    own = with_project_wheels(source, cell, environment, locate)
+    wheels = {wheel.name: wheel for wheel in lock.wheels}
+    for wheel in wheels.values():
+        yield _wheel(wheel, own)
+    for origin in lock.origins:
+        if origin.built:
+            sdist = sdist_of(wheels[origin.name], origin.built)
+            get = partial(fetch_sdist, sdist, origin, environment)
+            yield replace(_wheel(sdist, environment), opened=lambda get=get: nullcontext(get()))  # type: ignore[misc]
+            for required in origin.built.requires:
+                yield _wheel(required, environment)
+    if lock.apt:
+        yield from _of_artefact(lock.apt, cell.base, environment, source.folder)
 
 
 def _wheel(wheel: LockedWheel, environment: Environment) -> KeptFile:
@@ -208,17 +258,22 @@ def _archive(found: LockedArchive, environment: Environment) -> KeptFile:
 
 
 def _of_artefact(
-    artefact: LockedBase | LockedTools, base: LockedBase, environment: Environment, images: Path
+    artefact: Made, base: LockedBase, environment: Environment, images: Path
 ) -> Iterator[KeptFile]:
     """The packages and effects of *artefact*; if they are not recorded, its blob."""
-    store, name = environment.store, f"{artefact.os}-{getattr(artefact, 'name', 'base')}"
-    files, effects = archive.read_files(images, artefact, store), read_effects(images, artefact, store)
-    of_base = read_effects(images, base, store)
-    if files is None or effects is None or of_base is None:
+    store = environment.store
+    if isinstance(artefact, LockedTools):
+        name = f"{artefact.os}-{artefact.name}"
+    else:
+        name = f"{artefact.os}-{'base' if artefact is base else 'apt'}"
+    learn(images, artefact, store)
+    files, effects = archive.read_files(None, artefact, store), read_effects(None, artefact, store)
+    if files is None or effects is None:
         if not store.has_blob(artefact.digest, artefact.size):
             raise BuildFailed(
                 f"{name} {artefact.digest[:19]}: its packages are not recorded, and it is not in the cache",
-                hint="lock the present packages: torchkiln lock TAG --upgrade-base",
+                hint="lock the present packages: torchkiln lock TAG --upgrade-base, or lock --project DIR"
+                " --upgrade",
             )
         blob = store.blob(artefact.digest)
         yield KeptFile(
@@ -230,9 +285,7 @@ def _of_artefact(
         return
     yield _document(f"{name}-debs.json", archive.to_json(files), environment)
     yield _document(f"{name}-effects.json.gz", to_bytes(effects), environment)
-    debs = Debs(
-        deb_sources(artefact.os, of_base, files.dates, environment.environ), store, environment.environ
-    )
+    debs = debs_of(base, files.dates, store, environment.environ)
     for deb in files.debs:
         yield KeptFile(
             title=deb.filename,
@@ -271,9 +324,9 @@ def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:
     yield from descriptors(Path(tag), "layers", document)
 
 
-def _is_lock(manifest: bytes, tag: str) -> bool:
-    """Whether *manifest* is that of a lock; other images and artifacts are never removed."""
+def _is_lock(manifest: bytes, tag: str, kind: str) -> bool:
+    """Whether *manifest* is that of a lock of *kind*; other images and artifacts are never removed."""
     try:
-        return bool(next(_entries(manifest, tag))["mediaType"] == LOCK_TYPE)
+        return bool(next(_entries(manifest, tag))["mediaType"] == kind)
     except VerificationFailed:
         return False

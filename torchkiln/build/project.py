@@ -93,11 +93,11 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
-    own_wheels = _with_own_wheels(source, locked, environment, matrix.locate)
+    own_wheels = with_project_wheels(source, locked, environment, matrix.locate)
     _check_libraries(source, locked, own_wheels, final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
     # Wheels are built on the base that was used, which may not be the locked one.
-    environment = _with_own_wheels(source, plan.locked, environment, matrix.locate)
+    environment = with_project_wheels(source, plan.locked, environment, matrix.locate)
     _check_libraries(source, plan.locked, environment, final=True)
     started, store = time.monotonic(), environment.store
     parent = Parent(plan=plan, manifest=below.image.manifest)
@@ -138,7 +138,7 @@ def rebuild_project(
     :raises ConfigError: the code hides a package of the image.
     """
     started = time.monotonic()
-    environment = _with_own_wheels(source, before.parent_plan.locked, environment, matrix.locate)
+    environment = with_project_wheels(source, before.parent_plan.locked, environment, matrix.locate)
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
     final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
@@ -223,7 +223,7 @@ def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environ
     return replace(project, apt=apt)
 
 
-def _with_own_wheels(
+def with_project_wheels(
     source: ProjectSource,
     cell: LockedCell,
     environment: Environment,

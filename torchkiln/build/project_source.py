@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchkiln.base.remake import APT_EFFECTS, learn
 from torchkiln.build.project import ProjectSource
 from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
@@ -14,7 +15,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import ProjectCode, read_code
-from torchkiln.project.file import FILE, save_project
+from torchkiln.project.file import FILE
 from torchkiln.project.ready import ProjectRequest, needs_of, ready_project
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
@@ -44,8 +45,9 @@ def source_of(
     settings = read_settings(request.folder)  # its faults are reported before a lock is made, too
 
     def code(wheels: Iterable[str]) -> ProjectCode:
-        """The code without *wheels*, which are installed, and without the folder of the setting `wheels`."""
-        return read_code(request.folder, without=tuple(filter(None, (settings.wheels, *wheels))))
+        """The code without *wheels*, which are installed, the folder of the setting `wheels`, and effects."""
+        without = (settings.wheels, APT_EFFECTS, *wheels)
+        return read_code(request.folder, without=tuple(filter(None, without)))
 
     def lock(parent: LockedCell) -> ProjectLock:
         if made is None:
@@ -53,17 +55,20 @@ def source_of(
                 f"{request.folder / FILE}: no such file: the project is not locked",
                 hint=f"run: {how_to_lock(request.cell)} --project {request.folder}",
             )
-        from torchkiln.build.sdist import SandboxedBuilder  # both load slowly
+        from torchkiln.build.sdist import SandboxedBuilder  # these load slowly
+        from torchkiln.project.os_packages import save_locked
         from torchkiln.project.session import lock_folder
 
         needs = needs_of(request.folder, parent, store, request.chosen(None))
         code(one.path for one in needs.requirements)  # its faults are reported before a lock is made
         builder = SandboxedBuilder(store=store, environ=environ, report=report, locate=locks.matrix.locate)
         found = lock_folder(request, locks, store, environ=environ, builder=builder, report=report)
-        made(found, save_project(request.folder, found.lock))
+        made(found, save_locked(request.folder, found.lock, store))
         return found.lock
 
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
+    if locked.apt:
+        learn(request.folder, locked.apt, store)
     return ProjectSource(
         cell=cell,
         lock=locked,

@@ -16,6 +16,8 @@ from torchkiln.model.progress import Reporting
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin
 from torchkiln.project.repositories import Repositories
 from torchkiln.project.sdists import SourceCode
+from torchkiln.vault.places import vaults_of
+from torchkiln.vault.sources import in_vaults
 
 
 def rebuilt(
@@ -32,17 +34,9 @@ def rebuilt(
     """
     built = origin.built
     assert built is not None
-    sdist = LockedWheel(
-        name=wheel.name,
-        version=wheel.version,
-        filename=built.sdist,
-        sha256=built.sha256,
-        size=built.size,
-        index=Source.DEFAULT,
-    )
-    if origin.git and not environment.store.has_wheel(sdist):
-        _fetch_commit(origin.name, origin.git, built, environment)
-    for file in (sdist, *built.requires):
+    sdist = sdist_of(wheel, built)
+    fetch_sdist(sdist, origin, environment)
+    for file in built.requires:
         fetched(file, environment)
     code = SourceCode(archive=sdist, folder=(origin.git.subdirectory if origin.git else "") or ".")
     report = Reporting(say=environment.say, observer=environment.observer)
@@ -59,6 +53,29 @@ def rebuilt(
             " lock again",
         )
     return environment.store.wheel(wheel)
+
+
+def sdist_of(wheel: LockedWheel, built: BuiltFrom) -> LockedWheel:
+    """The sdist from which *wheel* was built, as a file that `fetched` gets."""
+    return LockedWheel(
+        name=wheel.name,
+        version=wheel.version,
+        filename=built.sdist,
+        sha256=built.sha256,
+        size=built.size,
+        index=Source.DEFAULT,
+    )
+
+
+def fetch_sdist(sdist: LockedWheel, origin: Origin, environment: Environment) -> Path:
+    """The path of *sdist* in the cache, from the index, the repository of *origin*, or a vault.
+
+    :raises BuildFailed: it cannot be had.
+    """
+    kept = environment.store.has_wheel(sdist) or in_vaults(vaults_of(environment.environ), sdist)
+    if origin.git and origin.built and not kept:
+        _fetch_commit(origin.name, origin.git, origin.built, environment)
+    return fetched(sdist, environment)
 
 
 def _fetch_commit(name: str, commit: GitCommit, built: BuiltFrom, environment: Environment) -> None:

@@ -24,8 +24,9 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
-from torchkiln.project.file import load_project, save_project
+from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
+from torchkiln.project.os_packages import save_locked
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.project.session import lock_folder
 from torchkiln.store.store import Store
@@ -154,7 +155,7 @@ def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) 
         builder = SandboxedBuilder(store=store, report=report, locate=locks.matrix.locate)
         found = lock_folder(request, locks, store, environ=os.environ, builder=builder, report=report)
     show_project(found)
-    path = save_project(request.folder, found.lock)
+    path = save_locked(request.folder, found.lock, store)
     say(f"wrote {path}")
     click.echo(project_json(found) if as_json else found.lock.name)
 

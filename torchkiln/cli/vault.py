@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
-from torchkiln.build.environment import open_environment
+from torchkiln.build.environment import Environment, open_environment
+from torchkiln.build.keep import Kept, keep_project, project_tag, vault_tag
 from torchkiln.build.keep import check as check_files
 from torchkiln.build.keep import drop as drop_locks
 from torchkiln.build.keep import keep as keep_files
 from torchkiln.build.keep import upstream as upstream_states
-from torchkiln.build.keep import vault_tag
+from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
-from torchkiln.cli.shared.options import images_folder, json_option, mirror_option, vault_option
+from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
+from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.lock.lock import load_locked
+from torchkiln.project.file import load_project
+from torchkiln.project.ready import ProjectRequest
 from torchkiln.util.files import remove_tree
 from torchkiln.vault.places import vault_at
 
@@ -38,23 +44,38 @@ def vault() -> None:
 @vault.command("keep")
 @_where
 @cell_selection_anywhere
+@project_options
 @images_folder
 @mirror_option
 @vault_option
 @json_option
-def keep(where: str, chosen: CellOptions, images: Path, as_json: bool) -> None:
+def keep(
+    where: str, chosen: CellOptions, project: ProjectOptions | None, images: Path, as_json: bool
+) -> None:
     """Copy the files of the selected locks to the vault; print the name of each lock there.
 
-    Files that are there are not copied again, so an interrupted run can be repeated.
+    With --project, copy those of a project and of its image. Files that are there are not copied again, so an
+    interrupted run can be repeated.
     """
     place, store = vault_at(where, os.environ), open_cache()
-    for tag in _locked(images) if chosen.every else chosen.tags():
+
+    def kept(name: str, keeping: Callable[[Environment], Kept]) -> None:
         with progress(quiet=False) as observer:
-            environment = open_environment(store, observer=observer, say=say)
-            kept = keep_files(load_locked(images, tag), place, environment, images)
-        say(f"{tag}: {kept.files} files, {size(kept.bytes)}, of which {size(kept.added)} are new")
-        numbers = {"files": kept.files, "bytes": kept.bytes, "added_bytes": kept.added}
-        click.echo(json.dumps({"tag": kept.tag, **numbers}) if as_json else kept.tag)
+            found = keeping(open_environment(store, observer=observer, say=say))
+        say(f"{name}: {found.files} files, {size(found.bytes)}, of which {size(found.added)} are new")
+        numbers = {"files": found.files, "bytes": found.bytes, "added_bytes": found.added}
+        click.echo(json.dumps({"tag": found.tag, **numbers}) if as_json else found.tag)
+
+    if project is None:
+        for tag in _locked(images) if chosen.every else chosen.tags():
+            kept(tag, partial(keep_files, load_locked(images, tag), place, images=images))
+        return
+    cell, locks = project_cell(chosen, project.folder, images)
+    request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
+    source = source_of(request, locks, store, environ=os.environ, made=None)
+    kept(source.lock.parent, lambda environment: keep_files(source.cell, place, environment, images))
+    locate = locks.matrix.locate
+    kept(source.lock.name, lambda environment: keep_project(source, place, environment, locate))
 
 
 @vault.command("check")
@@ -93,12 +114,20 @@ def check(where: str, upstream: bool) -> None:
 @vault.command("drop")
 @_where
 @images_folder
-@click.option("--all", "every", is_flag=True, help="also the locks that are still in --images")
-def drop(where: str, images: Path, every: bool) -> None:
+@click.option("--all", "every", is_flag=True, help="also the locks that are still in --images or --project")
+@click.option("--project", type=FOLDER, metavar="DIR", help="instead, earlier locks of the project in DIR")
+def drop(where: str, images: Path, every: bool, project: Path | None) -> None:
     """Remove locks that are no longer in --images from the vault WHERE, and the files that only they need."""
-    names = () if every else _locked(images)
-    keeping = frozenset(vault_tag(load_locked(images, tag)) for tag in names)
-    for tag in drop_locks(vault_at(where, os.environ), keeping):
+    place, name = vault_at(where, os.environ), None
+    if project is None:
+        keeping = {vault_tag(load_locked(images, tag)) for tag in (() if every else _locked(images))}
+    elif (lock := load_project(project)) is not None:
+        keeping, name = set() if every else {project_tag(lock)}, lock.name
+    else:
+        raise ConfigError(
+            f"{project}: the project is not locked", hint=f"run: torchkiln lock --project {project}"
+        )
+    for tag in drop_locks(place, frozenset(keeping), project=name):
         click.echo(tag)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta
@@ -12,6 +12,8 @@ from torchkiln.model import fields
 from torchkiln.model.lock import DebFile, LockedBase, LockedTools, OsPackage
 
 _SET = {"uniqueItems": True}
+_SUITE = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$")]
+_TIME = Annotated[str, Meta(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
 Requested = Annotated[tuple[fields.AptPackage, ...], Meta(max_length=200, extra_json_schema=_SET)]
 """Packages by name, or by name and version: "git-lfs=3.3.0-1"; sorted."""
 
@@ -32,6 +34,8 @@ class LockedApt:
     unpacked: fields.Bytes
     encoder: fields.Line
     untrusted: bool = False  # the files came from an untrusted archive
+    # the Date of each suite's Release file, by code name: {"bookworm": "20261128T083012Z"}
+    dates: Mapping[_SUITE, _TIME] = field(default_factory=dict, hash=False)
 
     @property
     def packages(self) -> tuple[OsPackage, ...]:

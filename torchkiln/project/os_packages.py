@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from torchkiln.base import artefact, tools
 from torchkiln.base.os_packages import lock_apt
+from torchkiln.base.remake import APT_EFFECTS, commit_effects
 from torchkiln.lock.request import EVERYTHING
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Reporting
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.file import save_project
 from torchkiln.project.lock import LockedProject
 from torchkiln.project.os_layers import layers_of, own_paths
 from torchkiln.store.store import Store
@@ -42,6 +46,15 @@ def with_packages(
         apt, notes = lock_apt(requested, layers, own_paths(plan), store, environ=environ, report=report)
     lock = replace(found.lock, apt=apt, untrusted=found.lock.untrusted or apt.untrusted)
     return replace(found, lock=lock, notes=(*found.notes, *notes))
+
+
+def save_locked(folder: Path, lock: ProjectLock, store: Store) -> Path:
+    """Write *lock*, with the effects of its OS packages, into the project's *folder*; returns its path."""
+    if lock.apt:
+        commit_effects(folder, lock.apt, store)
+    else:
+        (folder / APT_EFFECTS).unlink(missing_ok=True)
+    return save_project(folder, lock)
 
 
 def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt | None:

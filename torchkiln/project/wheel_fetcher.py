@@ -1,4 +1,4 @@
-"""Fetches the wheels of a project: from an index, from its folder, or by URL; or builds them from sdists."""
+"""Fetches a project's wheels: from an index, a vault, its folder or a URL; or builds them from sdists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Fetcher
 from torchkiln.model.project import Origin
 from torchkiln.store.store import Store
+from torchkiln.vault import VARIABLE
 
 if TYPE_CHECKING:
     from torchkiln.project.wheel_files import OwnDownloads
@@ -44,8 +45,11 @@ class ProjectWheels:
         return self._of(wheel).size(wheel)
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """See Fetcher; None for a wheel that has to be built."""
-        return None if self._built(wheel) else self._of(wheel).tail(wheel, count)
+        """See Fetcher; None for a wheel that has to be built, or may be in a vault."""
+        own = wheel.index is Source.PROJECT
+        if self._built(wheel) or (own and self._environ.get(VARIABLE)):
+            return None
+        return self._of(wheel).tail(wheel, count)
 
     def fetch(
         self,
@@ -56,12 +60,23 @@ class ProjectWheels:
         cancelled: Callable[[], bool],
     ) -> None:
         """See Fetcher."""
+        if wheel.index is Source.PROJECT and self._from_vault(wheel, path, on_progress):
+            return
         if origin := self._built(wheel):
             with self._building:
                 os.replace(self._rebuild(wheel, origin), path)  # the caller moves it into the cache
             on_progress(wheel.size)
         else:
             self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+
+    def _from_vault(self, wheel: LockedWheel, path: Path, on_progress: Callable[[int], None]) -> bool:
+        if not self._environ.get(VARIABLE):
+            return False
+        from torchkiln.vault.places import vaults_of  # imported here because they load slowly
+        from torchkiln.vault.sources import digest_of_file, read_from
+
+        vaults = vaults_of(self._environ)
+        return read_from(vaults, digest_of_file(wheel), wheel.size, path, on_progress) is None
 
     def _built(self, wheel: LockedWheel) -> Origin | None:
         """The origin of *wheel* if it is built from an sdist."""
