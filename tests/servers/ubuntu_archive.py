@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -178,7 +179,13 @@ def new_key(home: Path, name: str) -> Path:
 
 def _gpg(home: Path, *words: str | Path) -> None:
     run("gpg", "--batch", "--quiet", "--homedir", home, "--pinentry-mode", "loopback", *words)
-    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], capture_output=True, check=False)
+    run("gpgconf", "--homedir", home, "--kill", "all")
+    # Until it has ended, the agent accepts the connection of the next gpg and closes it.
+    socket = Path(run("gpgconf", "--homedir", home, "--list-dirs", "agent-socket").strip())
+    deadline = time.monotonic() + 60
+    while socket.exists():
+        assert time.monotonic() < deadline, f"{socket}: gpg-agent does not end"
+        time.sleep(0.05)
 
 
 def _debians(place: Path, system: OperatingSystem) -> list[Path]:
