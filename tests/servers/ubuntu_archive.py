@@ -15,8 +15,8 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
