@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
@@ -213,7 +212,7 @@ def judge(
     counted = [signed_report for other in carried for signed_report in other.reports]
     signed_reports = [signed_report for signed_report in signed_reports if signed_report not in counted]
     evidence = [(signed_report, facts) for signed_report in signed_reports]
-    on_gpus = [*evidence, *(pair for other in carried for pair in _evidence(other))]
+    on_gpus = [*evidence, *(pair for other in carried for pair in other.evidence)]
     statuses = tuple(
         check_status(
             check,
@@ -248,11 +247,6 @@ def judge(
     )
 
 
-def _evidence(other: EarlierImage) -> list[tuple[SignedReport, Mapping[str, Any]]]:
-    facts = other.facts()
-    return [(signed_report, facts) for signed_report in other.reports]
-
-
 def _carried(
     earlier: Iterable[EarlierImage],
     policy: Policy,
@@ -281,7 +275,7 @@ def _carried(
             ),
         )
         binding = [
-            check_status(check, _evidence(kept), suite, required=True).outcome
+            check_status(check, kept.evidence, suite, required=True).outcome
             for check in suite.checks
             if check.id in BINDING
         ]

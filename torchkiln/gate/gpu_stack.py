@@ -80,13 +80,13 @@ class EarlierImage:
     recipe: int
     reports: tuple[SignedReport, ...]
 
-    def facts(self) -> dict[str, Any]:
-        """The facts with which the checks compared this image."""
-        digest = lock_digest(self.locked)
-        found = facts_of(
-            self.locked, {}, tag=tag_of(self.locked.resolution), lock_digest=digest, manifest=self.image
-        )
-        return {**found, "claims": {**found["claims"], "recipe": self.recipe}}
+    @property
+    def evidence(self) -> list[tuple[SignedReport, Mapping[str, Any]]]:
+        """Each report with the facts with which the checks compared this image."""
+        tag, digest = tag_of(self.locked.resolution), lock_digest(self.locked)
+        facts = facts_of(self.locked, {}, tag=tag, lock_digest=digest, manifest=self.image)
+        facts["claims"]["recipe"] = self.recipe
+        return [(signed_report, facts) for signed_report in self.reports]
 
 
 def earlier_images(

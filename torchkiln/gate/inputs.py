@@ -66,11 +66,10 @@ class GateInputs:
         :raises ConfigError: a given file is not a report.
         :raises VerificationFailed: a signature is invalid.
         """
-        policy = self.policy.of(locked.resolution)
         reports, earlier = self._reports(image.manifest, locked)
         return judge(
             reports,
-            replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named))),
+            self._policy(locked),
             locked,
             self.suite,
             image=image.manifest,
@@ -101,9 +100,7 @@ class GateInputs:
         evidence = read_evidence(project, self.runs.store)
         locked = project.locked
         image, at = project.image.manifest, datetime.now(timezone.utc)
-        policy = self.policy.of(locked.resolution)
-        policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
-        below = project.below.manifest
+        policy, below = self._policy(locked), project.below.manifest
         # A report of an image that does not prove the parent image is judged as the project's: it is refused.
         reports, earlier = self._reports(below, locked)
         of_below = [found for found in reports if found.report.image == below]
@@ -111,21 +108,18 @@ class GateInputs:
         own = [found for found in self._reports(image, locked)[0] if found.report.image not in proving]
         return judge_project(
             evidence,
-            judge(
-                of_below,
-                policy,
-                locked,
-                self.suite,
-                image=below,
-                earlier=earlier,
-                at=at,
-            ),
+            judge(of_below, policy, locked, self.suite, image=below, earlier=earlier, at=at),
             own,
             policy,
             project_suite(),
             nonce=self.nonce,
             at=at,
         )
+
+    def _policy(self, locked: LockedCell) -> Policy:
+        """The policy for the cell of *locked*."""
+        policy = self.policy.of(locked.resolution)
+        return replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
 
     def _reports(self, image: Digest, locked: LockedCell) -> tuple[list[SignedReport], list[EarlierImage]]:
         """The reports to judge *image* by, and the earlier images with the GPU stack of *locked*.

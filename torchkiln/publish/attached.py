@@ -6,19 +6,20 @@ annotations and artifact types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchkiln.attest.retraction import is_retraction, reason_of
 from torchkiln.attest.signers import FORMS, OpenedStatement
 from torchkiln.attest.statement import Statement
 from torchkiln.attest.trust import Trust
-from torchkiln.errors import UnknownFormat, VerificationFailed
+from torchkiln.errors import KilnError, UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest
+from torchkiln.model.report import SignedReport
 from torchkiln.publish.fetched import download, read_manifests
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
-from torchkiln.smoke.attestation import PREDICATE
+from torchkiln.smoke.attestation import PREDICATE, report_of
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
 _MAX_DAMAGED = 20  # maximum damaged statements; if there are more, the download stops
@@ -113,3 +114,27 @@ def _reason(statement: Statement) -> str:
         return reason_of(statement, where="retraction")[0][:200]
     except VerificationFailed:
         return "?"
+
+
+def reports_in(
+    statements: Sequence[OpenedStatement], name: str = "report"
+) -> tuple[list[SignedReport], list[str]]:
+    """The reports, called *name* and their number, and the faults of those that cannot be read."""
+    reports, faults = [], []
+    for number, opened in enumerate(statements, start=1):
+        where = f"{name} {number}"
+        try:
+            report = report_of(opened.statement, where=where)
+        except KilnError as error:
+            faults.append(error.message)
+            continue
+        reports.append(
+            SignedReport(
+                name=where,
+                report=report,
+                signed=opened.signed,
+                signers=opened.signers,
+                envelope=opened.envelope,
+            )
+        )
+    return reports, faults

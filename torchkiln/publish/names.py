@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchkiln.errors import ConfigError
@@ -44,12 +44,8 @@ def names_of(
     """
     form = tag_suffix(image.layer_format)
     own = f"{tag_of(locked.resolution)}{form}"
-    if requested:
-        tags = ImageTags(dated=None, moving=tuple(requested))
-    else:
-        aliases = (f"{alias}{form}" for alias in aliases_of(locked.resolution, matrix, facts))
-        tags = ImageTags(dated=dated(own, day), moving=(own, *aliases))
-    demand_movable(tags)
+    aliases = (f"{alias}{form}" for alias in aliases_of(locked.resolution, matrix, facts))
+    tags = _tags(own, aliases, day, requested)
     for tag in tags.moving:
         if why := misfit(tag, own, matrix):
             raise ConfigError(
@@ -67,11 +63,7 @@ def names_of_project(
     :raises ConfigError: a tag is invalid, must not move, or is that of another image.
     """
     own = f"{name}{tag_suffix(image.layer_format)}"
-    if requested:
-        tags = ImageTags(dated=None, moving=tuple(requested))
-    else:
-        tags = ImageTags(dated=dated(own, day), moving=(own,))
-    demand_movable(tags)
+    tags = _tags(own, (), day, requested)
     for tag in tags.moving:
         of_below = split_format(tag)[0] in (below, *aliases_for(below, matrix))
         if why := f"it is a tag of {below}" if of_below else misfit(tag, below, matrix):
@@ -79,6 +71,15 @@ def names_of_project(
                 f"{tag} is not a name for the project's image: {why}",
                 hint="choose a name without versions, for example --tag main",
             )
+    return tags
+
+
+def _tags(own: str, aliases: Iterable[str], day: str, requested: Sequence[str]) -> ImageTags:
+    """*own* with its dated form and its *aliases*, or only the *requested* tags."""
+    tags = ImageTags(dated=dated(own, day), moving=(own, *aliases))
+    if requested:
+        tags = ImageTags(dated=None, moving=tuple(requested))
+    demand_movable(tags)
     return tags
 
 

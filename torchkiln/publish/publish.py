@@ -29,7 +29,7 @@ from torchkiln.registry.naming import put
 from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.referrers import attach, content, referrers
+from torchkiln.registry.referrers import attach, content, listing
 from torchkiln.registry.session import Registry
 from torchkiln.smoke.attestation import PREDICATE, statement_of
 
@@ -89,7 +89,7 @@ def publish(
     demand_movable(names)
     reading = RepositoryReader(registry, repository)
     _demand_free(reading, names.dated, image.manifest)
-    present = referrers(reading, image.manifest, FORMS)
+    present = listing(reading, image.manifest, FORMS).selected
     if present:
         _demand_not_retracted(cleared, attached(reading, image.manifest, trust), say)
     pushed = push(image, registry, repository, options)

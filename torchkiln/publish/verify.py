@@ -31,8 +31,7 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import RECIPE
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached
-from torchkiln.publish.attached_reports import reports_in
+from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached, reports_in
 from torchkiln.publish.publish import SIGNATURE
 from torchkiln.publish.verify_project import ProjectCriteria, verify_project
 from torchkiln.registry.reading import RepositoryReader

@@ -22,8 +22,7 @@ from torchkiln.model.project import LABEL, PARENT_LABEL
 from torchkiln.model.report import ProjectRun
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.attached import AttachedStatements
-from torchkiln.publish.attached_reports import reports_in
+from torchkiln.publish.attached import AttachedStatements, reports_in
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol
 
 from torchkiln.errors import BuildFailed, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.progress import Observer
 from torchkiln.oci.image import MANIFEST_TYPE
 from torchkiln.oci.layout import ImageOnDisk, write_documents
 from torchkiln.registry.reading import Document, RepositoryReader
 
 _LIMIT = 4 << 20  # bytes of a config
 _JOBS = 4
-
-
-class PullObserver(Protocol):
-    """Receives progress, from several threads; sizes in bytes."""
-
-    def begin(self, work: Literal["download"], name: str, total: int) -> None: ...
-
-    def advance(self, work: Literal["download"], name: str, count: int) -> None: ...
-
-    def end(self, work: Literal["download"], name: str) -> None: ...
 
 
 def documents(reading: RepositoryReader, found: Document, layout: Path, ref: str) -> ImageOnDisk:
@@ -47,9 +37,7 @@ def documents(reading: RepositoryReader, found: Document, layout: Path, ref: str
     return write_documents(layout, ref, found.data, data).image(ref)
 
 
-def layers(
-    reading: RepositoryReader, image: ImageOnDisk, observer: PullObserver, *, jobs: int = _JOBS
-) -> None:
+def layers(reading: RepositoryReader, image: ImageOnDisk, observer: Observer, *, jobs: int = _JOBS) -> None:
     """Download the layers of *image* that its layout lacks.
 
     :raises VerificationFailed: a layer does not match its digest.
@@ -70,7 +58,7 @@ def layers(
             raise
 
 
-def _layer(reading: RepositoryReader, digest: Digest, size: int, path: Path, observer: PullObserver) -> None:
+def _layer(reading: RepositoryReader, digest: Digest, size: int, path: Path, observer: Observer) -> None:
     observer.begin("download", digest[:19], size)
     try:
         reading.fetch(digest, size, path, lambda count: observer.advance("download", digest[:19], count))

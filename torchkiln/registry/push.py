@@ -14,10 +14,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
+from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import ImageOnDisk
@@ -32,21 +32,11 @@ from torchkiln.util.strict_json import read_file
 JOBS = 4
 
 
-class PushObserver(Protocol):
-    """Receives progress, from several threads; sizes in bytes."""
-
-    def begin(self, work: Literal["push"], name: str, total: int) -> None: ...
-
-    def advance(self, work: Literal["push"], name: str, count: int) -> None: ...
-
-    def end(self, work: Literal["push"], name: str) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushOptions:
     """How blobs are pushed."""
 
-    observer: PushObserver
+    observer: Observer
     history: History
     mount_from: tuple[str, ...] = ()  # more repositories of the registry to mount blobs from
     jobs: int = JOBS

@@ -94,13 +94,6 @@ def listing(reading: RepositoryReader, digest: Digest, kinds: Collection[str] | 
     return ReferrerList(selected=tuple(found.values()), others=len(others - found.keys()))
 
 
-def referrers(
-    reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None
-) -> list[Referrer]:
-    """The selected referrers of `listing`."""
-    return list(listing(reading, digest, kinds).selected)
-
-
 def _referrer(entry: Mapping[str, Any]) -> Referrer | None:
     """An entry of the list; None if a field has a wrong type."""
     size, kind, annotations = entry.get("size"), entry.get("artifactType", ""), entry.get("annotations") or {}

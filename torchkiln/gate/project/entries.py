@@ -83,3 +83,20 @@ class Changes:
     at_start: tuple[str, ...]  # .pth files: Python runs them at each start
     has_source: bool  # there are files in /app/src
     of_system: bool = False  # some of the faults are about OS packages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OsLayer:
+    """The layer of OS packages: the first above those of the parent image."""
+
+    entries: tuple[LayerEntry, ...]
+    packages: frozenset[tuple[str, str, str]]  # name, version, architecture, by project.json
+    files: Mapping[str, bytes] = field(repr=False)  # path -> content: files whose content is compared
+    sonames: Mapping[str, str | None]  # ELF file -> its SONAME, "" without one; None: it cannot be read
+    owners: Mapping[str, str] = field(repr=False)  # path -> package, by dpkg's lists in the layer
+    below: Mapping[str, bytes] = field(repr=False)  # the same files in the parent image
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the packages."""
+        return frozenset(name for name, _, _ in self.packages)

@@ -11,9 +11,8 @@ import bisect
 from collections.abc import Iterator, Sequence
 
 from torchkiln.errors import printable
-from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, LayerEntry, Recorded
+from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, LayerEntry, OsLayer, Recorded
 from torchkiln.gate.project.os_layer import OsRules
-from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 

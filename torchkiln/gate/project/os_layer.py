@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from torchkiln.gate.project.entries import WHITEOUT, Below, Entry, LayerEntry
+from torchkiln.gate.project.entries import WHITEOUT, Below, Entry, LayerEntry, OsLayer
 from torchkiln.gate.project.os_accounts import PATHS, Ids, ids_of
 from torchkiln.gate.project.os_names import SystemNames, library_fault, name_faults
-from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.os_places import LOCAL, place_fault
 from torchkiln.gate.project.os_state import STATUS, is_state, state_faults
 

@@ -13,9 +13,8 @@ from torchkiln.base.loader_cache import PATH as LOADER_CACHE
 from torchkiln.base.loader_cache import changed_libraries, parse_cache
 from torchkiln.base.package_paths import LIST, LIST_LIMIT
 from torchkiln.gate.project import os_accounts
-from torchkiln.gate.project.entries import Below
+from torchkiln.gate.project.entries import Below, OsLayer
 from torchkiln.gate.project.os_names import SystemNames, library_fault
-from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.model.project import PROJECT_JSON
 from torchkiln.util.deb822 import INSTALLED, paragraphs
 

@@ -16,11 +16,10 @@ from torchkiln.base.package_paths import LIST, owners_of
 from torchkiln.build.image_lock import lock_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.gate.project.config import ConfigRules
-from torchkiln.gate.project.entries import Below, Recorded
+from torchkiln.gate.project.entries import Below, OsLayer, Recorded
 from torchkiln.gate.project.judge import ProjectEvidence
 from torchkiln.gate.project.layers import changes
 from torchkiln.gate.project.os_accounts import PATHS as ACCOUNT_FILES
-from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.os_state import is_state
 from torchkiln.gate.project.read_layer import UpperLayer, files_below, read_layer
 from torchkiln.gate.project.reports import Reported
