@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.keys import ED, P256, pem, public_pem
+from tests.listeners import SilentSmokeListener
 from tests.pool_worker import in_this_process
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_to_read
@@ -42,7 +43,6 @@ from torchkiln.plan.plan import IMAGE_JSON
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
-from torchkiln.smoke.session import SilentSmokeListener
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

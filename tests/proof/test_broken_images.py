@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from tests.listeners import SilentSmokeListener
 from tests.needs import nightly
 from tests.proof.headline import TAG
 from tests.smoke_mutants.mutant import broken
@@ -26,7 +27,7 @@ from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
-from torchkiln.smoke.session import SilentSmokeListener, image_and_lock
+from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import load_suite
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.keys import ED, P256, public_pem
+from tests.listeners import SilentSmokeListener
 from tests.oci_samples import BASE, BlobFolder, plan, tar_of
 from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
@@ -23,7 +24,6 @@ from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
-from torchkiln.smoke.session import SilentSmokeListener
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

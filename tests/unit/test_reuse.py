@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.listeners import SilentSmokeListener
 from tests.publisher import new_publisher
 from tests.reports import TAG, found, report
 from torchkiln.gate.gate import clear
@@ -21,7 +22,6 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.reuse import TIME, Question, key_of, reusable_report
-from torchkiln.smoke.session import SilentSmokeListener
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
 

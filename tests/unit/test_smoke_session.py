@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.listeners import SilentSmokeListener
 from tests.publisher import Publisher, account_of, new_publisher
 from tests.reports import TAG, TIERS, host, json_lines
 from tests.smoke_suites import suite_with
@@ -34,7 +35,6 @@ from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import from_json, to_json, to_lines
 from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import (
-    SilentSmokeListener,
     SmokeRequest,
     SmokeSession,
     cut_wheels,

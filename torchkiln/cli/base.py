@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from torchkiln.base import archive, artefact, keeping, tools
+from torchkiln.base import artefact, keeping, tools
 from torchkiln.base.recipe import recipe
-from torchkiln.base.remake import commit_effects, learn
+from torchkiln.base.remake import learn
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import open_cache, progress
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.tables import beside
 from torchkiln.errors import ConfigError
+from torchkiln.lock.systems import keep
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools, package_changes
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
@@ -68,9 +69,7 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     if built.untrusted:
         _say(f"warning: built from an untrusted archive of {os_name}; the lock records it")
     if locked is None or (relock and built != locked):
-        _say(f"locked in {_write(images, built)}")
-        archive.commit_files(images, built, store)
-        commit_effects(images, built, store)
+        _say(f"locked in {keep(images, built, store)}")
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
         for change in package_changes(locked.packages, built.packages):
@@ -109,13 +108,6 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
 # --- the base, or the tools -------------------------------------------------------------------------
 
 _Either = LockedBase | LockedTools
-
-
-def _write(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Write the lock of the base or tools layer *found*; return the path of the lock."""
-    if isinstance(found, LockedTools):
-        return tools.write_lock(images, found)
-    return artefact.write_lock(images, found)
 
 
 def _rebuilt(

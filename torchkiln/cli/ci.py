@@ -11,7 +11,7 @@ import click
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
-from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
+from torchkiln.lock.ci_matrix import changed, digest_in, github_matrix
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
@@ -52,7 +52,7 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
     tags = [tag_of(resolution) for resolution in resolutions if resolution.build is not None]
     locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
     if since is None:
-        return github_matrix(CiJob(locked=locked) for locked in locks)
+        return github_matrix((locked, None) for locked in locks)
     return github_matrix(changed(locks, _digests_at(since, tags, images)))
 
 

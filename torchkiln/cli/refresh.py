@@ -15,8 +15,8 @@ from torchkiln.cli.shared.lock_output import LockOutput
 from torchkiln.cli.shared.options import any_matrix_option, images_folder, json_option, mirror_option
 from torchkiln.errors import NothingSelected
 from torchkiln.lock.lock import load_locked, save
-from torchkiln.lock.refresh import refresh as refreshed
 from torchkiln.lock.systems import Systems
+from torchkiln.lock.systems import refresh as refreshed
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import tag_of
 

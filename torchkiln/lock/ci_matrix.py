@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchkiln.lock.file import lock_digest
@@ -12,15 +11,8 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedCell
 from torchkiln.util.strict_json import json_of
 
-Reason = Literal["new", "lock"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CiJob:
-    """One cell for CI to build. `changed` is None if the locks were not compared with a revision."""
-
-    locked: LockedCell
-    changed: Reason | None = None
+#: One cell for CI to build, and why; None: the locks were not compared with a revision.
+CiJob = tuple[LockedCell, Literal["new", "lock"] | None]
 
 
 def digest_in(lock: bytes) -> str | None:
@@ -41,9 +33,9 @@ def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iter
     for locked in locks:
         tag = tag_of(locked.resolution)
         if tag not in then:
-            yield CiJob(locked=locked, changed="new")
+            yield locked, "new"
         elif then[tag] != lock_digest(locked):
-            yield CiJob(locked=locked, changed="lock")
+            yield locked, "lock"
 
 
 def github_matrix(jobs: Iterable[CiJob]) -> str:
@@ -53,16 +45,16 @@ def github_matrix(jobs: Iterable[CiJob]) -> str:
 
 def _row(job: CiJob) -> dict[str, Any]:
     """The JSON values of *job*. Keys are never removed or renamed, because workflows use them."""
-    resolution, base = job.locked.resolution, job.locked.base
-    cell = resolution.cell
+    locked, changed = job
+    resolution, base, cell = locked.resolution, locked.base, locked.resolution.cell
     row: dict[str, Any] = {
         "tag": tag_of(resolution),
         "torch": cell.torch,
         "cuda": cell.cuda,
         "flavor": cell.flavor,
         "os": cell.os,
-        "lock": lock_digest(job.locked),
+        "lock": lock_digest(locked),
         "base": base.digest,
         "status": resolution.status.value,
     }
-    return row if job.changed is None else {**row, "changed": job.changed}
+    return row if changed is None else {**row, "changed": changed}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from torchkiln.base import archive, artefact, tools
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, learn
+from torchkiln.lock.lock import on_base
 from torchkiln.lock.request import System
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import PythonArchive, Resolution
-from torchkiln.model.lock import LockedBase, LockedStandalone, LockedTools
+from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone, LockedTools, package_changes
 from torchkiln.model.operating_system import base_name
 from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
@@ -93,7 +95,8 @@ class Systems:
             base = artefact.rebuild(
                 recipe(os_name), self._store, environ=self._environ, locked=present, report=report
             )
-        return self._written(base)
+        keep(self._images, base, self._store)
+        return base
 
     def _own(self, own: LockedBase) -> LockedBase:
         """torchkiln's *own* lock of a base and those of its tools; if the base cannot be had, a new lock."""
@@ -103,16 +106,11 @@ class Systems:
                 own, self._store, os_name=own.os, environ=self._environ, report=report
             )
         if changes:
-            return self._written(base)
+            keep(self._images, base, self._store)
+            return base
         folder = artefact.lock_path(IMAGES, own.os).parent
         for path in sorted(folder.iterdir()):
             write_atomic(self._images / folder.name / path.name, path.read_bytes())
-        return base
-
-    def _written(self, base: LockedBase) -> LockedBase:
-        artefact.write_lock(self._images, base)
-        archive.commit_files(self._images, base, self._store)
-        commit_effects(self._images, base, self._store)
         return base
 
     def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
@@ -126,8 +124,39 @@ class Systems:
                     found = tools.rebuild(
                         name, base, self._store, environ=self._environ, locked=found, report=report
                     )
-                tools.write_lock(self._images, found)
-                archive.commit_files(self._images, found, self._store)
-                commit_effects(self._images, found, self._store)
+                keep(self._images, found, self._store)
             self._tools[base.os, name] = found
         return self._tools[base.os, name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshed:
+    """A lock before and after, and the OS packages that differ: "openssl 3.0.18 → 3.0.19"."""
+
+    before: LockedCell
+    after: LockedCell
+    changes: tuple[str, ...]
+
+
+def refresh(locks: Iterable[LockedCell], systems: Systems, facts: Facts) -> Iterator[Refreshed]:
+    """Each of *locks* on the present packages of its OS; wheels and archives stay.
+
+    :param systems: with `upgrade`.
+    :raises KilnError: a base or tools cannot be made.
+    """
+    for locked in locks:
+        system = systems.of(locked.resolution, facts)
+        after = replace(on_base(locked, system.base, system.tools), standalone=system.standalone)
+        changes = package_changes(locked.os_packages, after.os_packages)
+        yield Refreshed(before=locked, after=after, changes=changes)
+
+
+def keep(images: Path, found: LockedBase | LockedTools, store: Store) -> Path:
+    """Write the lock of a base or of tools, and what is known about its packages; returns the lock's path."""
+    if isinstance(found, LockedTools):
+        path = tools.write_lock(images, found)
+    else:
+        path = artefact.write_lock(images, found)
+    archive.commit_files(images, found, store)
+    commit_effects(images, found, store)
+    return path

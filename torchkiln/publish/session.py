@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -112,7 +112,7 @@ class PublishSession:
     inputs: GateInputs
     signer: Signer
     environ: Mapping[str, str]  # for Docker's login, network settings, and the builder's id
-    listener: PublishListener = field(default_factory=SilentPublishListener)
+    listener: PublishListener
 
     def run(self, refs: Sequence[str], target: PublishTarget) -> list[KilnError]:
         """Publish the images *refs* of the layout; returns the errors of those that failed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -63,20 +63,6 @@ class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol)
         """A check has ended; others may still run."""
 
 
-class SilentSmokeListener(runtime.SilentRuntimeListener):
-    """A listener that ignores all messages."""
-
-    def answered(self, report: SmokeReport) -> None: ...
-
-    def starts(self, request: SmokeRequest) -> None: ...
-
-    def finished(self, finding: Finding) -> None: ...
-
-    def unsigned_runs(self, count: int) -> None: ...
-
-    def not_kept(self, error: Exception) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeSession:
     """Runs checks with the settings that all runs of a command share."""
@@ -84,7 +70,7 @@ class SmokeSession:
     images: Path  # the folder of locks
     matrix: Callable[[], Matrix]  # for the policy's maximum age of kept runs, and the repository's name
     store: Store
-    listener: SmokeListener = field(default_factory=SilentSmokeListener)
+    listener: SmokeListener
 
     def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
         """Run the checks of *request* in the image *ref* (tag or digest) of *layout*; None: its only image.

@@ -18,6 +18,7 @@ from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.settings import FILE as SETTINGS
 from torchkiln.project.settings import ProjectSettings, settings_from
+from torchkiln.util import codec
 from torchkiln.util.schema import sentences
 from torchkiln.util.strict_json import json_of
 
@@ -148,22 +149,11 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         parent_image=Digest(document["parent"]["manifest"]),
         parent_lock=Digest(document["parent"]["lock"]),
         requirements=tuple(document["requirements"]),
-        wheels=tuple(
-            AccountWheel(
-                name=row["name"], version=row["version"], sha256=row["sha256"], origin=row.get("from", "")
-            )
-            for row in document["wheels"]
+        wheels=codec.typed(
+            tuple[AccountWheel, ...], [{**row, "origin": row.get("from", "")} for row in document["wheels"]]
         ),
         removed=tuple(document["removed"]),
-        packages=tuple(
-            AccountPackage(
-                name=row["name"],
-                version=row["version"],
-                architecture=row["architecture"],
-                sha256=row["sha256"],
-            )
-            for row in document.get("apt", {"packages": ()})["packages"]
-        ),
+        packages=codec.typed(tuple[AccountPackage, ...], document.get("apt", {"packages": ()})["packages"]),
         settings=settings_from(read),
         files=contents.files - 1,
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchkiln.smoke.suite import SuiteCheck
-
 #: Check -> value -> the bound or the type of the value.
 DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "import": {
@@ -20,8 +18,3 @@ DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "test": {"exit_code": {"equals": 0}},
 }
 TEST = "test"  # this check runs only if the project has a test
-
-
-def declared_checks() -> tuple[SuiteCheck, ...]:
-    """The checks of a project's image, in the order of `DECLARED`."""
-    return tuple(SuiteCheck(id=name, tier=0, values=values) for name, values in DECLARED.items())

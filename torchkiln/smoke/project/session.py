@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchkiln import __version__
 from torchkiln.errors import ConfigError, Stale, VerificationFailed, printable
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import DebFile, LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -31,7 +31,7 @@ from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.history import KeptRuns, KeptRunsListener
 from torchkiln.smoke.inside import InsideImage
-from torchkiln.smoke.project.account import ProjectAccount, account_of, is_project
+from torchkiln.smoke.project.account import AccountPackage, ProjectAccount, account_of, is_project
 from torchkiln.smoke.project.checks import CHECKS, LIMIT, PROBE, ProjectSubject
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
@@ -192,7 +192,8 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
         account = account_of(image)
     except VerificationFailed:
         raise stale from None
-    if _facts_of(account) != _of_lock(project.lock):
+    debs = project.lock.apt.debs if project.lock.apt else ()
+    if _stated(account, account.packages) != _stated(project.lock, debs):
         raise stale
     if account.settings.test != project.settings.test:
         raise Stale(
@@ -222,32 +223,18 @@ def subject_of(
     )
 
 
-def _facts_of(account: ProjectAccount) -> Any:
-    """What *account* says about the lock of the image, in the form in which `_of_lock` returns a lock."""
-    return {
-        "name": account.name,
-        "requirements": list(account.requirements),
-        "wheels": [
-            {"name": one.name, "version": one.version, "sha256": one.sha256} for one in account.wheels
-        ],
-        "removed": list(account.removed),
-        "packages": [(one.name, one.version, one.architecture, one.sha256) for one in account.packages],
-        "parent": account.parent_lock,
-    }
-
-
-def _of_lock(lock: ProjectLock) -> Any:
-    return {
-        "name": lock.name,
-        "requirements": list(lock.requirements),
-        "wheels": [{"name": one.name, "version": one.version, "sha256": one.sha256} for one in lock.wheels],
-        "removed": list(lock.removed),
-        "packages": [
-            (one.name, one.version, one.architecture, one.sha256)
-            for one in (lock.apt.debs if lock.apt else ())
-        ],
-        "parent": lock.parent_lock,
-    }
+def _stated(
+    found: ProjectAccount | ProjectLock, packages: Iterable[AccountPackage | DebFile]
+) -> tuple[object, ...]:
+    """What an image or a lock states about a project; *packages* are its OS packages."""
+    return (
+        found.name,
+        list(found.requirements),
+        [(one.name, one.version, one.sha256) for one in found.wheels],
+        list(found.removed),
+        [(one.name, one.version, one.architecture, one.sha256) for one in packages],
+        found.parent_lock,
+    )
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torchkiln.model.digest import digest_of_json
 from torchkiln.smoke.project.checks import IMPORT, PROBE, RULES
-from torchkiln.smoke.project.declared import DECLARED, declared_checks
-from torchkiln.smoke.suite import Suite, load_suite
+from torchkiln.smoke.project.declared import DECLARED
+from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
 from torchkiln.smoke.suite_source import canonical
 
 
@@ -20,7 +20,7 @@ def project_suite() -> Suite:
         folder=Path(__file__).parent,
         files={PROBE: probe},
         digest=digest_of_json({**programs, "suite": suite.digest}),
-        checks=declared_checks(),
+        checks=tuple(SuiteCheck(id=name, tier=0, values=values) for name, values in DECLARED.items()),
         not_applicable=lambda _check, _facts, _capability: None,
         expected=lambda name, _facts, _host: name,
     )
