@@ -27,14 +27,7 @@ ALIASES = ("2.7-cuda12.1-runtime", "v2.7")
 
 
 def options(*names: str, **more: tuple[str, ...]) -> CellOptions:
-    empty = dict.fromkeys(("torch", "cuda", "flavor", "os_names", "python"), ())
-    return CellOptions(
-        **{**empty, **more},  # type: ignore[arg-type]
-        every=False,
-        lockable=False,
-        matrix_file=ROOT / "matrix.yaml",
-        names=names,
-    )
+    return CellOptions(matrix_file=ROOT / "matrix.yaml", names=names, **more)
 
 
 def layout_of(folder: Path, *names: str, tag: str = TAG) -> Layout:

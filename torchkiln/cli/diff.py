@@ -72,8 +72,11 @@ def diff(
     sources = _source(a, output, chosen), _source(b, output, chosen)
     digest = same_digest(*sources)
     if not files:
-        same = _show_same(a, b, digest, as_json) if digest else _by_layers(a, b, *sources, as_json)
-        sys.exit(int(exit_code and not same))
+        if digest:
+            show = diff_output.same_json if as_json else diff_output.same_text
+            click.echo(show(a, b, digest))
+            return
+        sys.exit(int(exit_code and not _by_layers(a, b, *sources, as_json)))
     if digest:
         say(f"both are {digest}: no differences")
         found = allowed.sift((), allowances)
@@ -84,12 +87,6 @@ def diff(
     for entry in found.idle:
         say(f"{allow}: not needed: {entry.what} at {entry.at.pattern}")
     sys.exit(int(exit_code and bool(found.left)))
-
-
-def _show_same(a: str, b: str, digest: str, as_json: bool) -> bool:
-    """Print that both images have the same *digest*; returns True."""
-    click.echo(diff_output.same_json(a, b, digest) if as_json else diff_output.same_text(a, b, digest))
-    return True
 
 
 def _by_layers(a: str, b: str, left: ImageReader, right: ImageReader, as_json: bool) -> bool:

@@ -12,7 +12,7 @@ from torchkiln.cli.shared.image_names import NamedImage, named_image
 from torchkiln.cli.shared.options import FILE, images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
-from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.errors import VerificationFailed
 from torchkiln.gate.project.read import project_image
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom.bill import Bill
@@ -24,7 +24,7 @@ from torchkiln.sbom.read_image import read_evidence
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_given
 
 
 @click.command("sbom")
@@ -89,12 +89,7 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
     :raises VerificationFailed: *document* is invalid or differs; the message lists every difference.
     :raises ConfigError: *document* cannot be read.
     """
-    try:
-        data = read_file(document, LIMIT)
-    except OSError as error:
-        raise ConfigError(
-            f"{document}: {error.strerror}", hint="name a file that torchkiln sbom printed"
-        ) from error
+    data = read_given(document, LIMIT, hint="name a file that torchkiln sbom printed")
     with progress(quiet=False) as observer:
         items = items_of(read_evidence(image, store, observer=observer))
     if wrong := [f"  {line}" for line in matches(data, image.manifest, items, where=document.name)]:

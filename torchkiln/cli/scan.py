@@ -16,7 +16,7 @@ from torchkiln.cli.shared.options import EXISTING_FILE, FILE, json_option, layou
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.targets import name_argument
-from torchkiln.errors import ConfigError, GateRefused, printable
+from torchkiln.errors import GateRefused, printable
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom import allowances as allowance_list
 from torchkiln.sbom import scanner as run_scanner
@@ -32,7 +32,7 @@ from torchkiln.sbom.vulnerabilities import (
     confirm,
     judge,
 )
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_given
 
 LIST = Path("vulnerabilities.yaml")
 _LISTED = 20  # maximum of refused findings in the error message; stdout has all of them
@@ -113,12 +113,7 @@ def scan(
 
 
 def _read(report: Path) -> Scan:
-    try:
-        data = read_file(report, LIMIT)
-    except OSError as error:
-        raise ConfigError(
-            f"{report}: {error.strerror}", hint="specify a JSON report of Trivy or Grype"
-        ) from None
+    data = read_given(report, LIMIT, hint="specify a JSON report of Trivy or Grype")
     return read(data, where=str(report))
 
 

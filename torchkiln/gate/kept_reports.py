@@ -18,7 +18,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
 from torchkiln.smoke import attestation
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_file, read_given
 
 _KEY = ".pub.pem"
 _KEY_LIMIT = 1 << 16  # bytes
@@ -40,7 +40,10 @@ def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such directory", hint="name a folder of smoke reports")
-    keys = {path.name.removesuffix(_KEY): _pem(path) for path in sorted(folder.glob(f"*{_KEY}"))}
+    keys = {
+        path.name.removesuffix(_KEY): read_given(path, _KEY_LIMIT, hint="remove it, or make it readable")
+        for path in sorted(folder.glob(f"*{_KEY}"))
+    }
     trusted = {name: dsse.public_key(pem, where=f"{name}{_KEY}") for name, pem in keys.items()}
     found = []
     for path in attestation.files(folder):
@@ -61,13 +64,6 @@ def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
 def reports_in(folder: Path) -> tuple[SignedReport, ...]:
     """The reports of `kept_reports`, without the bytes."""
     return tuple(kept.signed for kept in kept_reports(folder))
-
-
-def _pem(path: Path) -> bytes:
-    try:
-        return read_file(path, _KEY_LIMIT)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="remove it, or make it readable") from error
 
 
 def _beginning(name: str, prefixes: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from torchkiln.errors import ConfigError, SmokeFailed, VerificationFailed
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.smoke.report import LIMIT, SCHEMA, document, from_document, from_json
 from torchkiln.smoke.verdict import verdict
-from torchkiln.util.strict_json import json_of, read_file
+from torchkiln.util.strict_json import json_of, read_given
 
 PREDICATE = f"urn:torchkiln:smoke-report:{SCHEMA}"
 _HINT = "do not use this file; get the original again"
@@ -158,9 +158,5 @@ def _is_envelope(data: bytes) -> bool:
 
 
 def _data(path: Path) -> bytes:
-    try:
-        return read_file(path, 2 * LIMIT)  # a signed report is in base64, which is a third longer
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}", hint="pass a file that `torchkiln smoke TAG --report FILE` wrote"
-        ) from error
+    hint = "pass a file that `torchkiln smoke TAG --report FILE` wrote"
+    return read_given(path, 2 * LIMIT, hint=hint)  # a signed report is in base64, which is a third longer

@@ -17,6 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from torchkiln.errors import ConfigError
+
 DEPTH = 40  # levels of lists and mappings; torchkiln's deepest file has seven
 VALUES = 1 << 20  # values in one document; a value needs up to 250 bytes of memory, an SBOM has 40,000
 # An unterminated string matches up to the end of the text, so that the search stays linear.
@@ -41,6 +43,17 @@ def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
         also if it is a symbolic link.
     """
     return read_with_mode(path, limit, follow=follow)[0]
+
+
+def read_given(path: Path, limit: int, *, hint: str) -> bytes:
+    """`read_file` for a file that the user named.
+
+    :raises ConfigError: it cannot be read; its hint is *hint*.
+    """
+    try:
+        return read_file(path, limit)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint=hint) from error
 
 
 def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[bytes, int]:

@@ -14,6 +14,7 @@ import click
 from torchkiln.errors import KilnError
 
 if TYPE_CHECKING:
+    from torchkiln.matrix.facts import Facts
     from torchkiln.matrix.matrix import Matrix
 
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -32,11 +33,17 @@ def _completion(values: Callable[[click.Context], Iterable[str]]) -> Completion:
     return complete
 
 
+def _facts() -> Facts:
+    from torchkiln.matrix import facts
+
+    return facts.load()
+
+
 def _matrix(context: click.Context) -> Matrix:
     from torchkiln.cli.shared.options import project_matrix
-    from torchkiln.matrix import facts, matrix
+    from torchkiln.matrix import matrix
 
-    return matrix.read(context.params.get("matrix_file") or project_matrix(), facts.load())
+    return matrix.read(context.params.get("matrix_file") or project_matrix(), _facts())
 
 
 def _tags(context: click.Context) -> Iterable[str]:
@@ -46,29 +53,12 @@ def _tags(context: click.Context) -> Iterable[str]:
     return sorted(open_layout(Path(context.params.get("output") or "dist")).refs())
 
 
-def _releases(_: click.Context) -> Iterable[str]:
-    from torchkiln.matrix import facts
-
-    return facts.load().releases
-
-
-def _cudas(_: click.Context) -> Iterable[str]:
-    from torchkiln.matrix import facts
-
-    return facts.load().cuda
-
-
-def _capabilities(_: click.Context) -> Iterable[str]:
-    from torchkiln.matrix import facts
-
-    return [kind.capability for kind in facts.load().gpus if kind.x86_names]
-
-
-KNOWN_TORCH, KNOWN_CUDA = _completion(_releases), _completion(_cudas)
+KNOWN_TORCH = _completion(lambda _: _facts().releases)
+KNOWN_CUDA = _completion(lambda _: _facts().cuda)
 TORCH = _completion(lambda context: _matrix(context).releases)
 CUDA = _completion(lambda context: _matrix(context).cudas)
 FLAVOR = _completion(lambda context: _matrix(context).flavors)
 OS = _completion(lambda context: [system.name for system in _matrix(context).os])
 PYTHON = _completion(lambda context: sorted({system.python for system in _matrix(context).os}))
-GPUS = _completion(_capabilities)
+GPUS = _completion(lambda _: [kind.capability for kind in _facts().gpus if kind.x86_names])
 TAGS = _completion(_tags)

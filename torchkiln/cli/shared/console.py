@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ def progress(*, quiet: bool) -> Iterator[Observer]:
     """An observer for one task: bars on a terminal with escape sequences, else lines; nothing if *quiet*."""
     if quiet:
         yield Silent()
-    elif terminal.styled(err=True):
+    elif sys.stderr.isatty() and terminal.color() is None:  # escape sequences may be written
         from torchkiln.cli.shared.bars import Bars
 
         with Bars() as bars:

@@ -37,16 +37,8 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
     name = lock.name if lock else here.resolve().name
     if image is not None:
         return DevContainer(name=name, image=demand_image_name(image), folder=folder), ""
-    chosen = CellOptions(
-        torch=(torch,) if torch else (),
-        cuda=(cuda,) if cuda else (),
-        flavor=(),
-        os_names=(),
-        python=(),
-        every=False,
-        lockable=False,
-        matrix_file=nearest_matrix(),
-    )
+    torches, cudas = ((value,) if value else () for value in (torch, cuda))
+    chosen = CellOptions(matrix_file=nearest_matrix(), torch=torches, cuda=cudas)
     repository = chosen.grid()[0].repository
     if lock:
         command = (

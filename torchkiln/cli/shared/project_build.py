@@ -59,7 +59,11 @@ def build_and_push(
     with pushes_to(to, layout, context) as pushes:
         source, built = build_in(request, locks, context, layout, options)
         result, ref = result_of(built, source.code, context), built.built.image.ref
-        return result | ({"pushed": pushes.push_as_json(ref)} if pushes else {})
+        if pushes:
+            from torchkiln.cli.shared.unproven import pushed_json  # loads slowly
+
+            result["pushed"] = pushed_json(ref, pushes.push(ref))
+        return result
 
 
 def pushes_to(
@@ -110,14 +114,11 @@ def warnings_of(built: BuiltProject, code: ProjectCode) -> list[str]:
 
 def result_of(built: BuiltProject, code: ProjectCode, context: BuildContext) -> dict[str, Any]:
     """What --json prints; a warning is printed if the lock uses an untrusted source."""
-    return console.numbers(built.built) | _numbers(built, code) | context.trust_of(built.plan.locked)
-
-
-def _numbers(built: BuiltProject, code: ProjectCode) -> dict[str, Any]:
     parent = built.parent.image
-    return {
+    about = {
         "project": built.built.image.tag,
         "parent": {"tag": parent.tag, "digest": parent.manifest},
         "code": {"files": len(code.files) + len(code.links), "bytes": code.bytes},
         "at_start": list(built.at_start),
     }
+    return console.numbers(built.built) | about | context.trust_of(built.plan.locked)

@@ -6,7 +6,6 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchkiln.cli.shared.image_names import NamedImage
 from torchkiln.cli.shared.push_to import PushTo
@@ -14,7 +13,6 @@ from torchkiln.cli.shared.unproven import (
     default_tags,
     image_to_push,
     push_unproven,
-    pushed_json,
     say_pushed,
     say_what_moves,
 )
@@ -75,10 +73,6 @@ class Pushes:
             say_pushed(ref, pushed, quiet=quiet)
         self._is_first = False
         return pushed
-
-    def push_as_json(self, ref: str) -> dict[str, Any]:
-        """Push the image *ref*, and return what `push --json` prints."""
-        return pushed_json(ref, self.push(ref))
 
 
 def open_pushes(to: PushTo, layout: Path, *, quiet: bool) -> Pushes:

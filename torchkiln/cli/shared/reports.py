@@ -24,7 +24,7 @@ from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import faults, verdict
 from torchkiln.util.files import write_atomic
 from torchkiln.util.schema import sentences, shipped
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_given
 
 
 def named_keys(
@@ -119,12 +119,7 @@ def read(
     those of `smoke run`.
     """
     demand(when, "when")
-    try:
-        output = read_file(run_file, forms.LIMIT)
-    except OSError as error:
-        raise ConfigError(
-            f"{run_file}: {error.strerror}", hint="name the file with runner.py's stdout"
-        ) from None
+    output = read_given(run_file, forms.LIMIT, hint="name the file with runner.py's stdout")
     report = of_environment(output, load_suite(suite_folder), when=when, name=run_file.name)
     publish(report, ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json))
     forms.demand_pass(report)

@@ -29,18 +29,18 @@ from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 _SYSTEMS = ", ".join(f"{name} (default)" if name == DEFAULT_OS else name for name in SYSTEMS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CellOptions:
     """The values of the options that select cells, and of the arguments that name cells."""
 
-    torch: tuple[str, ...]
-    cuda: tuple[str, ...]
-    flavor: tuple[str, ...]
-    os_names: tuple[str, ...]
-    python: tuple[str, ...]
-    every: bool
-    lockable: bool
     matrix_file: Path
+    torch: tuple[str, ...] = ()
+    cuda: tuple[str, ...] = ()
+    flavor: tuple[str, ...] = ()
+    os_names: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    every: bool = False
+    lockable: bool = False
     kept_gpus: tuple[str, ...] = ()  # --gpus of thin images; in two commands --gpus has another meaning
     own_use: bool = False
     names: tuple[str, ...] = ()  # the arguments that name cells: tags, aliases, DIR:REF
@@ -143,33 +143,6 @@ class CellOptions:
         return tags[0]
 
 
-def cell_selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add names of cells as arguments, and the options of `selection`."""
-    named: Callable[..., Any] = names_argument(_with_options(command, matrix_option, named=True))
-    return named
-
-
-def cell_selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `cell_selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
-    named: Callable[..., Any] = names_argument(_with_options(command, any_matrix_option, named=True))
-    return named
-
-
-def selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select cells; *command* receives them together, as the argument `chosen`."""
-    return _with_options(command, matrix_option)
-
-
-def selection_for_running(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `selection` without --gpus, which in such a command names the GPUs to use."""
-    return _with_options(command, matrix_option, gpus=False)
-
-
-def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
-    return _with_options(command, any_matrix_option)
-
-
 def _refuse_with(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> None:
     """:raises ConfigError: --with is used, an option of earlier versions."""
     if values:
@@ -197,23 +170,25 @@ _OF_THIN_IMAGES = (
 )
 
 
-def _with_options(
-    command: Callable[..., Any], of_matrix: Decorator, *, named: bool = False, gpus: bool = True
-) -> Callable[..., Any]:
-    """Add the options.
+def _selection(of_matrix: Decorator, *, named: bool = False, gpus: bool = True) -> Decorator:
+    """The options that select cells; a command receives them together, as the argument `chosen`.
 
-    :param named: the command's argument `names` has names of cells, and becomes part of `chosen`.
+    :param named: also add names of cells as arguments, which become part of `chosen`.
     :param gpus: add the options of thin images, too.
     """
     left_out = {*(() if named else ("names",)), *(() if gpus else ("kept_gpus", "own_use"))}
     passed = [each.name for each in fields(CellOptions) if each.init and each.name not in left_out]
 
-    @functools.wraps(command)
-    def with_chosen(*arguments: Any, **values: Any) -> Any:
-        chosen = CellOptions(**{name: values.pop(name) for name in passed})
-        return command(*arguments, chosen=chosen, **values)
+    def together(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_chosen(*arguments: Any, **values: Any) -> Any:
+            chosen = CellOptions(**{name: values.pop(name) for name in passed})
+            return command(*arguments, chosen=chosen, **values)
 
-    add = options(
+        return with_chosen
+
+    return options(
+        *((names_argument,) if named else ()),
         click.option(
             "--torch",
             multiple=True,
@@ -244,6 +219,15 @@ def _with_options(
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         click.option("--lockable", is_flag=True, help="only cells whose wheels are all on the default index"),
         of_matrix,
+        together,
     )
-    decorated: Callable[..., Any] = add(with_chosen)
-    return decorated
+
+
+selection = _selection(matrix_option)
+#: As `selection`, and names of cells as arguments.
+cell_selection = _selection(matrix_option, named=True)
+#: As `selection` without --gpus, which in such a command names the GPUs to use.
+selection_for_running = _selection(matrix_option, gpus=False)
+#: As the above; in a folder without matrix.yaml, torchkiln's own matrix has the cells.
+selection_anywhere = _selection(any_matrix_option)
+cell_selection_anywhere = _selection(any_matrix_option, named=True)

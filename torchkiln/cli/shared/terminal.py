@@ -16,11 +16,6 @@ def stream(*, err: bool) -> IO[Any]:
     return sys.stderr if err else sys.stdout
 
 
-def styled(*, err: bool) -> bool:
-    """Whether escape sequences may be written: a terminal, no NO_COLOR (no-color.org), no TERM=dumb."""
-    return stream(err=err).isatty() and color() is None
-
-
 def is_dumb() -> bool:
     """Whether the terminal interprets no escape sequences."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")

@@ -84,7 +84,9 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
     """
     from torchkiln.matrix import facts, matrix
 
-    chosen = policy_file or (matrix_file if _is_named("matrix_file") else None)
+    context = click.get_current_context()
+    named = context.get_parameter_source("matrix_file") is ParameterSource.COMMANDLINE
+    chosen = policy_file or (matrix_file if named else None)
     if chosen is not None:
         found = grid if chosen == matrix_file else matrix.read(chosen, facts.load())
         return ActivePolicy(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
@@ -124,11 +126,6 @@ def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
     parts += ["its keys"] if there.keys else []
     if parts:
         console.say(f"{file}: {' and '.join(parts)} not used; to use this file, add --policy {file}")
-
-
-def _is_named(parameter: str) -> bool:
-    context = click.get_current_context(silent=True)
-    return context is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 def _is_same(a: Path, b: Path) -> bool:

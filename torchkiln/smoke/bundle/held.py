@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.util.schema import shown
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_given
 
 LIMIT = 1 << 20  # bytes; a line has about 110 bytes, and an image has at most 22 layers
 _TAG = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
@@ -66,10 +66,9 @@ def read_held(path: Path) -> dict[Digest, str]:
 
     :raises ConfigError: the list cannot be read, is too long, or has a malformed line.
     """
+    data = read_given(path, LIMIT, hint=_HINT)
     try:
-        return parse_held(read_file(path, LIMIT))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint=_HINT) from error
+        return parse_held(data)
     except ValueError as error:
         raise ConfigError.of((f"{path}: {line}" for line in str(error).splitlines()), hint=_HINT) from None
 
