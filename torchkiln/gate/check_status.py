@@ -20,6 +20,9 @@ from torchkiln.smoke.verdict import faults, host_fault
 
 #: Tier -> minimum number of GPUs that a check of the tier needs.
 GPUS = {0: 0, 1: 1, 2: 2, 3: 1}
+Outcome = Literal["refused", "passed", "not-applicable", "missing"]
+#: If reports differ, the first of these is the outcome of the check.
+_ORDER: tuple[Outcome, ...] = ("refused", "passed", "not-applicable", "missing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +32,7 @@ class CheckStatus:
     check: str
     tier: int
     required: bool
-    outcome: Literal["passed", "not-applicable", "missing", "refused"]
+    outcome: Outcome
     measured: str  # the values that have a bound, from the first report in which it passed
     where: tuple[str, ...]  # names of the reports with this outcome
     fact: str  # why it does not apply; else empty
@@ -40,7 +43,7 @@ class CheckStatus:
 class _Evaluation(NamedTuple):
     """The evaluation of one report's finding on one check."""
 
-    category: Literal["passed", "left out", "open", "wrong"]
+    outcome: Outcome
     text: str  # the fact for which it does not apply; else why it is not proved, with the report's name
     signed_report: SignedReport
     finding: Finding
@@ -63,36 +66,22 @@ def check_status(
         for finding in signed_report.report.findings
         if finding.id == check.id
     ]
-    wrong = [evaluation for evaluation in evaluations if evaluation.category == "wrong"]
-    passed = [evaluation for evaluation in evaluations if evaluation.category == "passed"]
-    left_out = [evaluation for evaluation in evaluations if evaluation.category == "left out"]
-    open_ = [evaluation for evaluation in evaluations if evaluation.category == "open"]
-    decisive, outcome = next(
-        (
-            (found, named)
-            for found, named in (
-                (wrong, "refused"),
-                (passed, "passed"),
-                (left_out, "not-applicable"),
-                (open_, "missing"),
-            )
-            if found
-        ),
-        ([], "missing"),
-    )
+    outcome: Outcome = "missing"
+    if evaluations:
+        outcome = min((evaluation.outcome for evaluation in evaluations), key=_ORDER.index)
+    decisive = [evaluation for evaluation in evaluations if evaluation.outcome == outcome]
+    proving = [found for found in evaluations if found.outcome in ("passed", "not-applicable")]
     lacks = [evaluation.text for evaluation in decisive] or ["not run: no report contains it"]
     return CheckStatus(
         check=check.id,
         tier=check.tier,
         required=required,
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         measured=values(decisive[0].finding) if outcome == "passed" else "",
         where=tuple(evaluation.signed_report.name for evaluation in decisive),
-        fact=left_out[0].text if outcome == "not-applicable" else "",
+        fact=decisive[0].text if outcome == "not-applicable" else "",
         lacks=tuple(lacks) if outcome in ("refused", "missing") else (),
-        capabilities=tuple(
-            sorted({_capability(evaluation.signed_report) for evaluation in (*passed, *left_out)} - {""})
-        ),
+        capabilities=tuple(sorted({_capability(found.signed_report) for found in proving} - {""})),
     )
 
 
@@ -101,15 +90,15 @@ def _evaluate(
 ) -> _Evaluation:
     if finding.outcome == "skipped":
         return _Evaluation(
-            "open", f"skipped: {_first(finding.message)} ({signed_report.name})", signed_report, finding
+            "missing", f"skipped: {_first(finding.message)} ({signed_report.name})", signed_report, finding
         )
     if fault := host_fault(finding):
-        return _Evaluation("open", f"inconclusive: {fault} ({signed_report.name})", signed_report, finding)
+        return _Evaluation("missing", f"inconclusive: {fault} ({signed_report.name})", signed_report, finding)
     if reasons := list(_contradictions(check, finding, signed_report.report, suite, facts)):
-        return _Evaluation("wrong", f"{'; '.join(reasons)} ({signed_report.name})", signed_report, finding)
+        return _Evaluation("refused", f"{'; '.join(reasons)} ({signed_report.name})", signed_report, finding)
     if finding.outcome == "passed":
         return _Evaluation("passed", "", signed_report, finding)
-    return _Evaluation("left out", finding.message, signed_report, finding)
+    return _Evaluation("not-applicable", finding.message, signed_report, finding)
 
 
 def _contradictions(

@@ -17,7 +17,7 @@ from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.lock import LockedArchive
 
 if TYPE_CHECKING:
-    from torchkiln.index.mirror import Mirror
+    from torchkiln.index.download import DirectDownloads
 
 VARIABLE = "TORCHKILN_CUDA_ARCHIVES"
 _HOW = (
@@ -46,7 +46,7 @@ class CudaArchives:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._location = environ.get(VARIABLE, "")
-        self._mirror: Mirror | None = None
+        self._mirror: DirectDownloads[LockedArchive] | None = None
         self._opening = threading.Lock()
 
     def require(self, archives: Collection[LockedArchive]) -> None:
@@ -118,11 +118,14 @@ class CudaArchives:
                 return path
         raise BuildFailed(f"not found in {folder}", hint="")
 
-    def _open_mirror(self) -> Mirror:
-        from torchkiln.index.mirror import Mirror  # slow to import, and most builds need no server
+    def _open_mirror(self) -> DirectDownloads[LockedArchive]:
+        # slow to import, and most builds need no server
+        from torchkiln.index.download import DirectDownloads
+        from torchkiln.index.session import IndexSession
 
         with self._opening:
             if self._mirror is None:
                 settings, address = with_address(index_settings(self._environ), self._location, VARIABLE)
-                self._mirror = Mirror(settings, address)
+                session = IndexSession(settings)
+                self._mirror = DirectDownloads(session, lambda archive: f"{address}/{archive.path}")
             return self._mirror

@@ -165,6 +165,17 @@ class Downloader(ABC, Generic[F]):
             raise unavailable(location.url, str(error)) from error
 
 
+class DirectDownloads(Downloader[F]):
+    """Downloads files whose URLs are known: *url_of* returns them."""
+
+    def __init__(self, session: IndexSession, url_of: Callable[[F], str]) -> None:
+        super().__init__(session)
+        self._url_of = url_of
+
+    def _locate(self, file: F, *, fresh: bool) -> FileAt:
+        return FileAt(filename=file.filename, url=self._url_of(file), size=file.size, sha256=file.sha256)
+
+
 class Downloads(Downloader[LockedWheel]):
     """Downloads wheels from the configured indexes."""
 

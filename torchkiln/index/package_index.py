@@ -54,7 +54,8 @@ class PackageIndex:
         :raises Unresolvable: the requirements conflict, or an index is not configured or lacks a project.
         :raises BuildFailed: an index is unavailable or at fault.
         """
-        return (*self.locked(self.pins(wanted), wanted), *map(_given_wheel, wanted.known))
+        known = (_unlisted(wheel, Source.PYTORCH, 0) for wheel in wanted.known)
+        return (*self.locked(self.pins(wanted), wanted), *known)
 
     def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         """The wheels of *pins*, with their sizes; *pins* are some of `self.pins(wanted)`.
@@ -67,7 +68,7 @@ class PackageIndex:
         def wheel_of(pin: Pin) -> LockedWheel:
             for own in of_project(wanted.local, pin.name):
                 if own.sha256 in pin.hashes:
-                    return _of_project(own)
+                    return _unlisted(own, Source.PROJECT, own.size)
             files = self.pages.files(pin.name, pin.index, pin.hashes)
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
@@ -118,25 +119,15 @@ class PackageIndex:
             wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
 
 
-def _given_wheel(wheel: KnownWheel) -> LockedWheel:
+def _unlisted(wheel: KnownWheel | LocalWheel, index: Source, size: int) -> LockedWheel:
+    """*wheel*, for which no page of an index is read."""
     return LockedWheel(
         name=wheel.name,
         version=wheel.version,
         filename=wheel.filename,
         sha256=wheel.sha256,
-        size=0,
-        index=Source.PYTORCH,
-    )
-
-
-def _of_project(wheel: LocalWheel) -> LockedWheel:
-    return LockedWheel(
-        name=wheel.name,
-        version=wheel.version,
-        filename=wheel.filename,
-        sha256=wheel.sha256,
-        size=wheel.size,
-        index=Source.PROJECT,
+        size=size,
+        index=index,
     )
 
 

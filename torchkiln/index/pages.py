@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urljoin
@@ -17,7 +17,7 @@ import requests
 
 from torchkiln.errors import BuildFailed, NotListed, Unresolvable
 from torchkiln.index.listing import Page, PageFiles, listing, not_a_page
-from torchkiln.index.read_page import found_on, hash_of, wheels_on
+from torchkiln.index.read_page import found_on, wheels_on
 from torchkiln.index.remote_wheel import size_mismatch
 from torchkiln.index.session import LARGE, WORKERS, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
@@ -114,7 +114,8 @@ class Pages:
                     self.store.put_record("urls", key, {"url": file.url, "size": file.size})
                     return file
             with self.page(name, index, fresh=True) as page:
-                other = hash_of(page, filename)
+                files = listing(page).files
+            other = next((file.sha256 for file in files if file.filename == filename), "")
         except Unresolvable as error:  # the file was there when it was locked: the cell is not at fault
             raise NotListed(
                 error.message, hint=error.hint or "the index no longer has the project; use another index"
@@ -211,7 +212,7 @@ class Pages:
                 url,
                 MOST,
                 headers=headers,
-                on_large=lambda: _enter(stack, self._large),
+                on_large=lambda: stack.enter_context(self._large),
             )
         except BuildFailed as error:
             if index is Source.PYTORCH:
@@ -254,10 +255,6 @@ def path_of(url: str) -> str | None:
     """The part of *url* that all mirrors of an index have in common; None: it has no such part."""
     found = _PATH.search(url.partition("#")[0].partition("?")[0])
     return found[0] if found else None
-
-
-def _enter(stack: ExitStack, lock: AbstractContextManager[object]) -> None:
-    stack.enter_context(lock)
 
 
 def _is_json(response: requests.Response) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.download import Downloader
+from torchkiln.index.download import DirectDownloads
 from torchkiln.index.pages import Pages
-from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, redact, with_address
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.index import FileAt
@@ -25,17 +24,6 @@ class _Sized:
     filename: str
     sha256: str
     size: int
-
-
-class _AtUrl(Downloader[_Sized]):
-    """Downloads one archive from its URL."""
-
-    def __init__(self, session: IndexSession, url: str) -> None:
-        super().__init__(session)
-        self._url = url
-
-    def _locate(self, file: _Sized, *, fresh: bool) -> FileAt:
-        return FileAt(filename=file.filename, url=self._url, size=file.size, sha256=file.sha256)
 
 
 def download(
@@ -64,4 +52,5 @@ def download(
             hint="correct the URL in matrix.yaml, under pythons",
         )
     began(size)
-    _AtUrl(pages.session, address).fetch(file, path, on_progress=on_progress, cancelled=lambda: False)
+    source: DirectDownloads[_Sized] = DirectDownloads(pages.session, lambda _: address)
+    source.fetch(file, path, on_progress=on_progress, cancelled=lambda: False)

@@ -66,11 +66,6 @@ def _safe(
     return tuple(found), refused
 
 
-def hash_of(page: Page, filename: str) -> str:
-    """The sha256 of the file *filename* on *page*; "" if there is none."""
-    return next((file.sha256 for file in listing(page).files if file.filename == filename), "")
-
-
 def release_files(
     files: Collection[ListedFile], name: str
 ) -> tuple[tuple[ListedFile, ...], Mapping[str, str]]:

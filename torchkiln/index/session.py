@@ -102,7 +102,7 @@ def get(
     most: int,
     *,
     sleep: Callable[[float], None] = time.sleep,
-    on_large: Callable[[], None] = lambda: None,
+    on_large: Callable[[], object] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
     """The response to a GET with retries, and its unpacked body of at most *most* bytes.
@@ -123,7 +123,7 @@ def get(
     return _retry(session, url, attempt, sleep)
 
 
-def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], None]) -> bytes:
+def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], object]) -> bytes:
     body, large = bytearray(), False
     for piece in _pieces(response):
         body += piece

@@ -10,10 +10,11 @@ import re
 import resource
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from packaging.utils import canonicalize_name
 
@@ -61,36 +62,54 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     """
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
-    uv = find_uv()
     with (
         private_folder(pages.store) as folder,
         Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay,
     ):
         for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
-        messages = folder / "stderr.txt"
-        with messages.open("wb") as stderr:
-            process = subprocess.Popen(
-                [uv, *arguments(wanted)],
-                cwd=folder,
-                env=environment(str(folder), relay.url(Source.DEFAULT)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
-            try:
-                fault = watch(process, lambda: bool(relay.failures), relay.waited)
-            finally:
-                process.kill()
-                process.wait()
-        if relay.failures:
-            raise relay.failures[0]
-        if fault:
-            raise fault
-        if process.returncode == 0:
+        code, messages = run_uv(arguments(wanted), folder, relay.url(Source.DEFAULT), relay=relay)
+        if code == 0:
             return parse_pins((folder / PINS).read_text(), bound=wanted.bound)
-        with messages.open("rb") as file:
-            raise _error_of(file.read(_STDERR).decode("utf-8", "replace"), relay, process.returncode)
+        raise _error_of(messages, relay, code)
+
+
+def run_uv(
+    words: Sequence[str],
+    folder: Path,
+    index: str,
+    *,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    relay: Relay | None = None,
+) -> tuple[int, str]:
+    """Run uv with the arguments *words* in *folder*; returns its exit code and its messages.
+
+    :param index: the URL of the default index.
+    :param relay: serves the index; if it has failed, uv is stopped.
+    :raises ToolMissing: uv is not installed.
+    :raises KilnError: the relay has failed, or uv exceeds a limit.
+    """
+    uv, messages = find_uv(), folder / "stderr.txt"
+    with messages.open("wb") as stderr:
+        process = subprocess.Popen(
+            [uv, *words],
+            cwd=folder,
+            env=environment(str(folder), index),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        try:
+            fault = watch(process, relay)
+        finally:
+            process.kill()
+            process.wait()
+    if relay and relay.failures:
+        raise relay.failures[0]
+    if fault:
+        raise fault
+    with messages.open("rb") as file:
+        return process.returncode, file.read(_STDERR).decode("utf-8", "replace")
 
 
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
@@ -144,15 +163,10 @@ def private_folder(store: Store) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def watch(
-    process: subprocess.Popen[bytes],
-    failed: Callable[[], bool] = lambda: False,
-    waited: Callable[[], float] = lambda: 0.0,
-) -> KilnError | None:
+def watch(process: subprocess.Popen[bytes], relay: Relay | None) -> KilnError | None:
     """Wait for uv; returns why it was stopped, or None.
 
-    :param failed: whether the relay has failed, so that waiting is useless.
-    :param waited: seconds that uv waited for builds of METADATA; the time limit does not include them.
+    The time limit does not include builds of METADATA, for which uv waits.
     """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
@@ -163,11 +177,11 @@ def watch(
             if process.returncode < 0:
                 return _limit_exceeded(f"{CPU} seconds of processor time")
             return None
-        if failed():
+        if relay and relay.failures:
             return None
         if _resident(process.pid) > MEMORY:
             return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
-        if time.monotonic() > end + waited():
+        if time.monotonic() > end + (relay.waited() if relay else 0.0):
             return _limit_exceeded(f"{SECONDS / 60:.0f} minutes")
 
 

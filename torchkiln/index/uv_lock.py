@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack
 
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
-from torchkiln.index.uv import find_uv, private_folder, watch
-from torchkiln.index.uv_project import environment
+from torchkiln.index.uv import private_folder, run_uv
 from torchkiln.store.store import Store
 
 _OUTPUT = 16 << 20  # bytes that are read; a lock of 500 packages gives 2,000,000
@@ -42,30 +39,15 @@ def exported(
         these conflict.
     :raises BuildFailed: uv exceeds a limit.
     """
-    uv = find_uv()
     chosen = [*(f"--extra={each}" for each in extras), *(f"--group={each}" for each in groups)]
-    with ExitStack() as stack:
-        folder = stack.enter_context(private_folder(store))
+    with private_folder(store) as folder:
         (folder / "pyproject.toml").write_text(_PROJECT.format(name=name))
         (folder / "uv.lock").write_bytes(lock)
-        out, messages = folder / "stdout.txt", folder / "stderr.txt"
-        process = subprocess.Popen(
-            [uv, *_ARGUMENTS, *chosen],
-            cwd=folder,
-            env=environment(str(folder), "http://127.0.0.1:1"),
-            stdin=subprocess.DEVNULL,
-            stdout=stack.enter_context(out.open("wb")),
-            stderr=stack.enter_context(messages.open("wb")),
-        )
-        try:
-            fault = watch(process)
-        finally:
-            process.kill()
-            process.wait()
-        if fault:
-            raise fault
-        if process.returncode:
-            text = redact_text(messages.read_bytes()[:2000].decode("utf-8", "replace").strip())
+        out = folder / "stdout.txt"
+        with out.open("wb") as stdout:
+            code, messages = run_uv((*_ARGUMENTS, *chosen), folder, "http://127.0.0.1:1", stdout=stdout)
+        if code:
+            text = redact_text(messages[:2000].strip())
             hint = "run: uv lock"
             if chosen:
                 hint = "choose other extras and groups; or, if pyproject.toml has changed, run: uv lock"

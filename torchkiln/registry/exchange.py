@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.cookiejar
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from urllib.parse import urljoin
 
 import requests
 
@@ -56,6 +55,8 @@ class Exchange:
         :raises OSError, HTTPError, RequestException, ValueError: errors of requests and urllib3.
         """
         body = request.body
+        if body is not None and not isinstance(body, bytes):
+            body = _Watched(body, lambda: self._deadlines.renew(_SILENCE))
         seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
         try:
             with (
@@ -64,7 +65,7 @@ class Exchange:
                     request.method,
                     request.url,
                     headers=dict(request.headers),
-                    data=body if body is None or isinstance(body, bytes) else self._watched(body),
+                    data=body,
                     timeout=(_CONNECT, seconds),
                     stream=True,
                     allow_redirects=request.reads,
@@ -77,13 +78,15 @@ class Exchange:
                 hint=REGISTRY_AT_FAULT,
             ) from error
         except UnsafeRedirect as error:
-            raise _unsafe_redirect(self._host, request.what, str(error)) from error
+            raise unsafe_redirect(self._host, request.what, str(error)) from error
 
     def _answer(self, request: HttpRequest, response: requests.Response) -> HttpResponse:
         limit, what = request.limit, request.what
         if request.into and response.status_code in (200, 206):
             request.into(response.status_code, self._pieces(response, renewed=not request.quick))
-            return _without_body(response)
+            return HttpResponse(
+                url=response.url, status=response.status_code, headers=response.headers, body=b""
+            )
         good, body = response.status_code == 200, b""
         if response.headers.get("Content-Encoding", "").strip().lower() in ("", "identity"):
             body = b"".join(_bounded(response, limit + 1))
@@ -102,9 +105,6 @@ class Exchange:
             if renewed:
                 self._deadlines.renew(_SILENCE)
             yield piece
-
-    def _watched(self, data: Body) -> _Watched:
-        return _Watched(data, lambda: self._deadlines.renew(_SILENCE))
 
     def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(
@@ -129,24 +129,8 @@ class _Watched:
         self._renew()
 
 
-def location(host: str, answer: HttpResponse, what: str) -> str:
-    """The absolute URL in the Location header of *answer*.
-
-    :raises RegistryError: it is missing or unsafe.
-    """
-    try:
-        # http.client decodes headers as Latin-1, and servers write UTF-8.
-        url = urljoin(answer.url, answer.headers["Location"].encode("latin-1").decode())
-    except (KeyError, ValueError):
-        raise RegistryError(
-            f"{host}: {what}: HTTP {answer.status} without a valid Location", hint=REGISTRY_AT_FAULT
-        ) from None
-    if why := redirects.unsafe(url, answer.url):
-        raise _unsafe_redirect(host, what, why)
-    return url
-
-
-def _unsafe_redirect(host: str, what: str, why: str) -> RegistryError:
+def unsafe_redirect(host: str, what: str, why: str) -> RegistryError:
+    """The error for a redirect that is not followed."""
     return RegistryError(
         f"{host}: {what}: unsafe redirect: {why}",
         hint="the registry is at fault; if it is behind a proxy with https, set `host` or `relativeurls` "
@@ -158,7 +142,3 @@ def _bounded(response: requests.Response, most: int) -> Iterator[bytes]:
     while most > 0 and (piece := response.raw.read(min(most, _PIECE), decode_content=False)):
         most -= len(piece)
         yield piece
-
-
-def _without_body(response: requests.Response) -> HttpResponse:
-    return HttpResponse(url=response.url, status=response.status_code, headers=response.headers, body=b"")

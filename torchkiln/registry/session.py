@@ -13,11 +13,12 @@ from urllib3.exceptions import HTTPError
 from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.exchange import Exchange, RegistrySession, location
+from torchkiln.registry.exchange import Exchange, RegistrySession, unsafe_redirect
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.registry.tokens import Authenticator
+from torchkiln.util.http import redirects
 from torchkiln.util.http.failures import certificate_fault, reason_of
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
 from torchkiln.util.http.session import DIRECT, Network
@@ -162,7 +163,17 @@ class Registry:
 
         :raises RegistryError: it is missing or unsafe.
         """
-        return location(self.host, response, what)
+        try:
+            # http.client decodes headers as Latin-1, and servers write UTF-8.
+            url = urljoin(response.url, response.headers["Location"].encode("latin-1").decode())
+        except (KeyError, ValueError):
+            raise RegistryError(
+                f"{self.host}: {what}: HTTP {response.status} without a valid Location",
+                hint=REGISTRY_AT_FAULT,
+            ) from None
+        if why := redirects.unsafe(url, response.url):
+            raise unsafe_redirect(self.host, what, why)
+        return url
 
     def check_digest(self, response: HttpResponse, digest: Digest, what: str) -> None:
         """If the registry reports a digest in *response*, compare it with *digest*.
