@@ -14,8 +14,7 @@ from tests.publisher import Publisher, new_publisher
 from tests.reports import OTHER, TAG, found
 from tests.servers.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
-from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.session import Registry
 from torchkiln.util.places import ROOT
 

@@ -34,7 +34,7 @@ from torchkiln.oci import read_tar, tar_reader
 from torchkiln.oci.read_tar import DAMAGED, apply_layer
 from torchkiln.oci.tar_reader import TarReader
 from torchkiln.oci.unpack import LayerBlob, unpack
-from torchkiln.oci.validate.tar import TarInspector
+from torchkiln.oci.validate.layer import TarInspector
 
 SEED = 20261123
 REFUSED = {name: tar for name, tar in TARS.items() if tar.reason}

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import BASE, OWN, Member, build, digest, files, members_of, tar_of, words
 from torchkiln.oci.validate import layer as inspect_module
 from torchkiln.oci.validate import validate as module
-from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
-from torchkiln.oci.validate.tar import TarInspector
+from torchkiln.oci.validate.layer import GZIP_TYPE, TarInspector, inspect_layer
 from torchkiln.oci.validate.validate import validate
 
 

@@ -21,8 +21,7 @@ from tests.published import (
 from tests.reports import TAG
 from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
-from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.messages import HttpRequest, HttpResponse
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 

@@ -16,10 +16,10 @@ from tests.pushing import Rests
 from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
 from torchkiln.model.digest import Digest
 from torchkiln.registry import exchange, session
-from torchkiln.registry.challenge import parse_challenges
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
+from torchkiln.registry.tokens import parse_challenges
 
 PING = {"GET /v2/$": document(b"{}")}
 OPEN = b"HTTP/1.1 200 OK\r\n\r\n"

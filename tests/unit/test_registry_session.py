@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError, RegistryError
-from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
+from torchkiln.registry.messages import HttpResponse
 from torchkiln.registry.reference import (
     ImageReference,
     Repository,
@@ -25,8 +25,7 @@ from torchkiln.registry.reference import (
     parse_reference,
     parse_repository,
 )
-from torchkiln.registry.response import HttpResponse
-from torchkiln.registry.tokens import Authenticator
+from torchkiln.registry.tokens import Authenticator, Challenge, parse_challenges
 from torchkiln.util.http.retry import ATTEMPTS, pause, retry_after
 
 PUSH = ("repository:team/app:pull,push",)

@@ -20,7 +20,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci.read_tar import apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack, unpacked_root
 from torchkiln.oci.upper import write_upper
-from torchkiln.oci.validate.tar import TarInspector
+from torchkiln.oci.validate.layer import TarInspector
 from torchkiln.store.store import Store
 
 NOWHERE = Digest("sha256:" + "0" * 64)

@@ -168,10 +168,11 @@ def build(
 
         image_builder = DockerBuilder(context, base, builder, cache_from, cache_to)
     if smoke:
-        from torchkiln.cli.shared import built_smoke
+        from torchkiln.cli.shared import smoke_output
+        from torchkiln.smoke.report import demand_pass
 
-        lines = built_smoke.SmokeLines()
-        session = built_smoke.session_of(chosen, images, lines)
+        lines = smoke_output.SmokeLines()
+        session = smoke_output.session_of(chosen, images, lines)
     failures: list[KilnError] = []
     for cell in cells:
         try:
@@ -180,10 +181,10 @@ def build(
             else:
                 result, report = image_builder.build(cell), None
                 if smoke:
-                    report = built_smoke.run_checks(result, session, lines, tier, alone=len(cells) == 1)
+                    report = smoke_output.run_checks(result, session, lines, tier, alone=len(cells) == 1)
                 click.echo(json.dumps(result) if as_json else result["digest"])
                 if report:
-                    built_smoke.demand_pass(report)
+                    demand_pass(report)
         except KilnError as error:
             if len(cells) == 1:
                 raise

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared import sharing_tables
+from torchkiln.cli.shared import sharing_output
 from torchkiln.cli.shared.console import progress, say, size
 from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
-from torchkiln.cli.shared.sharing_json import to_json
 from torchkiln.compare.sharing import Stack, share
 from torchkiln.compare.stacks import names_in, stacks_in, stacks_of
 from torchkiln.errors import NothingSelected
@@ -43,9 +42,9 @@ def sharing(chosen: CellOptions, images: Path, output: Path | None, as_json: boo
     for title, count in Counter(title for stack in found.stacks for title in stack.unrecorded).items():
         say(f"unknown size, no lock records it: {title} (in {count} of {len(found.stacks)} images)")
     if as_json:
-        click.echo(json.dumps(to_json(found), indent=2))
+        click.echo(json.dumps(sharing_output.to_json(found), indent=2))
     else:
-        sharing_tables.show(found)
+        sharing_output.show(found)
 
 
 def _of_locks(chosen: CellOptions, images: Path) -> tuple[Stack, ...]:

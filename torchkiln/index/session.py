@@ -5,15 +5,19 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase, HTTPBasicAuth
 from requests.utils import get_netrc_auth
+from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.folder import FileAdapter
 from torchkiln.index.settings import IndexSettings, host_of, redact
 from torchkiln.util.http.deadlines import Overdue
 from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
@@ -208,3 +212,36 @@ def http_error(url: str, status: int) -> BuildFailed:
         407: "the proxy requires credentials: see pip's `proxy` setting",
     }.get(status, "the index is at fault; try again later or use another one")
     return BuildFailed(f"{redact(url)}: {status_text(status)}", hint=hint)
+
+
+class FileAdapter(HTTPAdapter):
+    """Serves local files. `redirects.unsafe` refuses file: links on pages and in redirects."""
+
+    def send(self, request: requests.PreparedRequest, *_args: Any, **_kwargs: Any) -> requests.Response:
+        """The file, or the requested range of it; 404 if it cannot be read."""
+        path = Path(unquote(urlsplit(request.url or "").path))
+        try:
+            body: BinaryIO = path.open("rb")
+            size = path.stat().st_size
+        except OSError:
+            return self.build_response(
+                request, HTTPResponse(body=BytesIO(), status=404, preload_content=False)
+            )
+        requested = request.headers.get("Range", "").removeprefix("bytes=")
+        start, _, end = requested.partition("-")
+        first, last = int(start or 0), min(int(end or size - 1), size - 1)
+        headers = {"Content-Length": str(last + 1 - first)}
+        if requested:
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        body.seek(first)
+        if request.method == "HEAD":
+            body.close()
+            body = BytesIO()
+        raw = HTTPResponse(
+            body=body,
+            headers=headers,
+            status=206 if requested else 200,
+            preload_content=False,
+            request_method=request.method,
+        )
+        return self.build_response(request, raw)

@@ -162,9 +162,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
     return Matrix(
         torch=tuple(sorted(data["torch"], key=numbers)),
         cuda=tuple(sorted(data["cuda"], key=numbers)),
-        beyond=tuple(
-            sorted(((pair["torch"], pair["cuda"]) for pair in data.get("beyond", ())), key=_ordered)
-        ),
+        beyond=tuple(sorted(((pair["torch"], pair["cuda"]) for pair in data.get("beyond", ())), key=ordered)),
         flavors=tuple(data["flavors"]),
         os=(
             *(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
@@ -186,10 +184,11 @@ def _matrix(data: dict[str, Any]) -> Matrix:
 
 @lru_cache(maxsize=16)  # a cell that is unavailable is compared with every pair
 def _pairs(torch: tuple[str, ...], cuda: tuple[str, ...], beyond: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    return tuple(sorted({*product(torch, cuda), *beyond}, key=_ordered))
+    return tuple(sorted({*product(torch, cuda), *beyond}, key=ordered))
 
 
-def _ordered(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ordered(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The key to sort pairs by version."""
     return numbers(pair[0]), numbers(pair[1])
 
 

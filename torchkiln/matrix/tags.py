@@ -10,13 +10,13 @@ from string import Formatter
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.kept_gpus import OWN_USE, ascending, gpus_in, suffix_of
-from torchkiln.matrix.matrix import Matrix, Pair
+from torchkiln.matrix.matrix import Matrix, Pair, ordered
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.layer_format import split_format, tag_suffix
 from torchkiln.model.operating_system import DEFAULT_OS, NAMES
-from torchkiln.util.versions import major_of, minor_of, numbers
+from torchkiln.util.versions import major_of, minor_of
 
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
 _TAG = re.compile(
@@ -210,12 +210,8 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
 
 def _is_newest(cell: Cell, pairs: Collection[Pair], matrix: Matrix, facts: Facts) -> bool:
     """Whether *cell*, which is available, is the newest available cell of *pairs*."""
-
-    def order(pair: Pair) -> tuple[tuple[int, ...], ...]:
-        return numbers(pair[0]), numbers(pair[1])
-
     own = (cell.torch, cell.cuda)
-    newer = sorted((pair for pair in pairs if order(pair) > order(own)), key=order, reverse=True)
+    newer = sorted((pair for pair in pairs if ordered(pair) > ordered(own)), key=ordered, reverse=True)
     return own in pairs and not any(_is_available(cell, *pair, matrix, facts) for pair in newer)
 
 

@@ -21,18 +21,15 @@ def trailer(crc: int, size: int) -> bytes:
     return struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 
-def stored_blocks(data: bytes | memoryview, *, last: bool) -> Iterator[bytes | memoryview]:
-    """*data* as stored deflate blocks; *last* marks the final one."""
-    view = memoryview(data)
-    for start in range(0, len(view), _BLOCK):
-        part = view[start : start + _BLOCK]
-        final = last and start + _BLOCK >= len(view)
-        yield struct.pack("<BHH", final, len(part), len(part) ^ 0xFFFF)
-        yield part
-    if last and not view:
-        yield b"\x01\x00\x00\xff\xff"
-
-
 def stored(data: bytes | memoryview) -> bytes:
     """*data* as one gzip member, uncompressed."""
-    return b"".join((HEADER, *stored_blocks(data, last=True), trailer(isal_zlib.crc32(data), len(data))))
+    return b"".join((HEADER, *_stored_blocks(data), trailer(isal_zlib.crc32(data), len(data))))
+
+
+def _stored_blocks(data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    """*data* as stored deflate blocks: at least one, and the last one is marked."""
+    view = memoryview(data)
+    for start in range(0, max(len(view), 1), _BLOCK):
+        part = view[start : start + _BLOCK]
+        yield struct.pack("<BHH", start + _BLOCK >= len(view), len(part), len(part) ^ 0xFFFF)
+        yield part

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,6 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci.confine import confined
 from torchkiln.oci.extract import EntryRefused, Extractor
 from torchkiln.oci.layer_index import Content, IndexedEntry, LayerIndex
-from torchkiln.oci.linked import link_tree
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import LayerPaths
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
@@ -164,12 +165,7 @@ def layer_index(layer: LayerBlob) -> LayerIndex:
 
     :raises VerificationFailed: as `unpack`.
     """
-    return _read_layer(layer, _drain, lambda: None)
-
-
-def _drain(entry: TarEntry, content: Iterable[memoryview]) -> None:
-    for _ in content:
-        pass
+    return _read_layer(layer, lambda _, content: deque(content, maxlen=0), lambda: None)
 
 
 def _unpack_all(
@@ -187,7 +183,7 @@ def _unpack_all(
 
 def _read_layer(
     layer: LayerBlob,
-    add: Callable[[TarEntry, Iterable[memoryview]], None],
+    add: Callable[[TarEntry, Iterable[memoryview]], object],
     check: Callable[[], None],
 ) -> LayerIndex:
     """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
@@ -219,3 +215,42 @@ def _read_layer(
             f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
         )
     return tuple(index)
+
+
+def link_tree(source: Path, target: Path) -> tuple[TarEntry, ...]:
+    """Fill the empty folder *target* with the folders of *source* and hard links to its files and links.
+
+    Files of unpacked images are never changed: an entry of a layer replaces a file, and commands write
+    elsewhere. Returns the folders, which the owner can write until `Extractor.finish` sets their modes and times.
+
+    :raises OSError: a file cannot be linked, as on another file system or after 65,000 links.
+    """
+    folders = [_folder_entry("", source.lstat())]
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        with os.scandir(source / above) as found:
+            for entry in found:
+                path = f"{above}/{entry.name}" if above else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    (target / path).mkdir(mode=0o700)
+                    folders.append(_folder_entry(path, entry.stat(follow_symlinks=False)))
+                    waiting.append(path)
+                else:
+                    os.link(source / path, target / path, follow_symlinks=False)
+    return tuple(folders)
+
+
+def _folder_entry(path: str, found: os.stat_result) -> TarEntry:
+    return TarEntry(
+        path=path,
+        kind="folder",
+        mode=stat.S_IMODE(found.st_mode),
+        uid=found.st_uid,
+        gid=found.st_gid,
+        mtime=int(found.st_mtime),
+        size=0,
+        target="",
+        device=(0, 0),
+        xattrs=(),
+    )

@@ -16,10 +16,9 @@ from urllib.parse import urlencode
 from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
 from torchkiln.registry.body import FileBlob, MemoryBlob
+from torchkiln.registry.messages import HttpRequest, Scopes
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.session import Registry
-from torchkiln.registry.tokens import Scopes
 from torchkiln.registry.upload import Upload
 
 Outcome = Literal["there", "mounted", "sent"]

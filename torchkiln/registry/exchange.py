@@ -10,8 +10,7 @@ import requests
 
 from torchkiln import __version__
 from torchkiln.errors import RegistryError
-from torchkiln.registry.request import Body, HttpRequest
-from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
+from torchkiln.registry.messages import REGISTRY_AT_FAULT, Body, HttpRequest, HttpResponse
 from torchkiln.util.http import redirects
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.session import LimitedSession, Network

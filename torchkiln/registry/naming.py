@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
+from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import HttpResponse
 from torchkiln.registry.session import Registry
 
 

@@ -19,11 +19,9 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
+from torchkiln.registry.messages import LIMIT, REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository, is_tag
-from torchkiln.registry.request import LIMIT, HttpRequest
-from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.registry.session import READS, Registry
-from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
 from torchkiln.util.http.retry import GivenUp, Progress, retry
 from torchkiln.util.schema import shown

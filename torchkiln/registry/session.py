@@ -14,9 +14,8 @@ from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.exchange import Exchange, RegistrySession, unsafe_redirect
+from torchkiln.registry.messages import REGISTRY_AT_FAULT, HttpRequest, HttpResponse
 from torchkiln.registry.reference import api_host, is_local
-from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.registry.tokens import Authenticator
 from torchkiln.util.http import redirects
 from torchkiln.util.http.failures import certificate_fault, reason_of

@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
 from torchkiln.errors import RegistryError
-from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
+from torchkiln.registry.messages import REGISTRY_AT_FAULT, HttpResponse, Scopes
 from torchkiln.registry.reference import is_local
-from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.util.strict_json import json_of
 
-Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _DEFAULT_LIFE = 60.0  # seconds that a token is valid if the response has no expires_in, by the specification
 _LONGEST = 32 << 10  # characters of a token, which is in the header of each request
 _USED_LIFE = 0.8  # share of a token's life after which it is not used for a new request
+_CHALLENGES = 16  # most challenges of a response
+_HEADER = 16 << 10  # characters of a WWW-Authenticate header that are read (RFC 9110, 11.6.1)
+_WORD = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SCHEME = re.compile(rf"[\s,]*(?P<scheme>{_WORD})(?=\s|,|$)")
+_PARAMETER = re.compile(
+    rf'[\s,]*(?P<name>{_WORD})\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>{_WORD}))'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Challenge:
+    """An authentication scheme with its parameters. `scheme` and the parameters' names are lower-case."""
+
+    scheme: str  # "basic", "bearer"
+    parameters: dict[str, str] = field(hash=False)
+
+
+def parse_challenges(header: str) -> list[Challenge]:
+    """The challenges in *header*, in order, up to the first that is malformed or beyond the limit."""
+    return list(islice(_challenges(header[:_HEADER]), _CHALLENGES))
+
+
+def _challenges(header: str) -> Iterator[Challenge]:
+    at = 0
+    while found := _SCHEME.match(header, at):
+        at, parameters = found.end(), {}
+        while parameter := _PARAMETER.match(header, at):
+            quoted = parameter["quoted"]
+            value = parameter["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            parameters[parameter["name"].lower()] = value
+            at = parameter.end()
+        yield Challenge(scheme=found["scheme"].lower(), parameters=parameters)
 
 
 class TokenRequest(Protocol):

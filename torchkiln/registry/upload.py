@@ -14,10 +14,8 @@ from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.body import FileBlob, MemoryBlob, Remainder
-from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.messages import HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.session import Registry
-from torchkiln.registry.tokens import Scopes
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
 _SMALL = 1 << 20  # bytes up to which a blob is sent in one request with its digest

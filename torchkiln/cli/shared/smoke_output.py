@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.shared.reports import show_lines
 from torchkiln.cli.shared.runtime_options import EngineLines
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.tables import paragraph
@@ -17,9 +19,13 @@ from torchkiln.matrix import facts
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.unpack import forget_root, root_of
 from torchkiln.smoke import hosts
 from torchkiln.smoke import report as forms
+from torchkiln.smoke.report import demand_pass as demand_pass
+from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import SmokeRequest, SmokeSession
+from torchkiln.smoke.suite import load_suite
 
 
 class SmokeLines(EngineLines):
@@ -73,3 +79,28 @@ def session_of(chosen: CellOptions, images: Path, lines: SmokeLines) -> SmokeSes
 
 def _say(line: str) -> None:
     click.echo(f"smoke: {as_typed(line)}", err=True)
+
+
+def run_checks(
+    result: dict[str, Any], session: SmokeSession, lines: SmokeLines, tier: int, *, alone: bool
+) -> SmokeReport:
+    """Run the checks in the image of *result*, print the report, and add its summary to *result*.
+
+    :param lines: prints the session's events.
+    :param alone: only one image is built. If there are several, each unpacked image is deleted after its
+        checks, because it needs twice the disk space of the compressed image.
+    """
+    manifest = result["digest"]
+    stays = alone or root_of(session.store, manifest).is_dir()
+    request = SmokeRequest(checks=Checks(suite=load_suite(), tier=tier))
+    try:
+        report = session.run(manifest, Path(result["layout"]), request)
+    finally:
+        if not stays:
+            forget_root(session.store, manifest)
+    show_lines(report, lines.printed)
+    result["smoke"] = {
+        "verdict": report.verdict,
+        "checks": {finding.id: finding.outcome for finding in report.findings},
+    }
+    return report

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from isal import isal_zlib
 
-from torchkiln.oci.tar_reader import RATIO, most_unpacked
-from torchkiln.oci.validate.tar import TarInspector
+from torchkiln.oci.tar_header import DamagedTar
+from torchkiln.oci.tar_names import LayerPaths
+from torchkiln.oci.tar_reader import RATIO, TarEntry, TarReader, most_unpacked
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -38,6 +39,8 @@ _READ = 1 << 20  # bytes of one read
 _FIRST = 1 << 14  # bytes passed to a new member: most members are small, and unused bytes are copied
 _NEXT = 1 << 18
 _OUT = 1 << 20
+_FAULT_LIMIT = 20
+_OWNER_LIMIT = 1 << 16  # rootless engines map 65,536 ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,3 +226,42 @@ def _frame(source: _BlobReader) -> Iterator[bytes]:
 
 
 _READERS = {GZIP_TYPE: _inflated, TAR_TYPE: _plain, ZSTD_TYPE: _decompressed}
+
+
+class TarInspector:
+    """Call `inspect` once; `paths` then has the paths of the tar."""
+
+    def __init__(self) -> None:
+        self.paths = LayerPaths()
+        self._faults: list[str] = []
+        self._more_faults = 0
+
+    def faults(self) -> tuple[str, ...]:
+        """The first twenty faults, and a line with the number of further ones."""
+        more = (f"and {self._more_faults} more faults",) if self._more_faults else ()
+        return (*self._faults, *more)
+
+    def inspect(self, pieces: Iterable[bytes]) -> None:
+        """Read *pieces* up to the first unreadable header; exceptions of *pieces* are not caught."""
+        try:
+            for entry in TarReader(pieces, report=self._fault):
+                for text in self.paths.add(entry):
+                    self._fault(text)
+                self._check_rights(entry)
+        except DamagedTar as error:
+            self._fault(str(error))
+
+    def _fault(self, text: str) -> None:
+        if len(self._faults) < _FAULT_LIMIT:
+            self._faults.append(text)
+        else:
+            self._more_faults += 1
+
+    def _check_rights(self, entry: TarEntry) -> None:
+        path = entry.path
+        if entry.mode & ~0o7777:
+            self._fault(f"{path}: mode {entry.mode:o} has more than permission bits")
+        if entry.kind == "file" and entry.mode & 0o002:
+            self._fault(f"{path}: mode {entry.mode:o} is world-writable")
+        if max(entry.uid, entry.gid) >= _OWNER_LIMIT:
+            self._fault(f"{path}: owner {entry.uid}:{entry.gid} is above the ids that rootless engines map")

@@ -1,4 +1,4 @@
-"""Defines a request to a registry."""
+"""Defines a request to a registry, and its response: status, headers, a body of limited size."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torchkiln.registry.tokens import Scopes
+from torchkiln.util.strict_json import json_of
 
 LIMIT = 4 << 20  # bytes of a response: documents and errors, never a blob
+_LONGEST = 300  # characters of a registry's error message
+#: The hint for an invalid response.
+REGISTRY_AT_FAULT = (
+    "the registry, or a proxy in front of it, is at fault: check the address, or tell the registry's operator"
+)
+Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 
 
 class Body(Protocol):
@@ -41,3 +47,24 @@ class HttpRequest:
     def reads(self) -> bool:
         """Whether the request only reads from the registry."""
         return self.method in ("GET", "HEAD")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpResponse:
+    """A response, read to its end. `url` may have a signature in its query: do not print it."""
+
+    url: str = field(repr=False)
+    status: int
+    headers: Mapping[str, str] = field(hash=False, repr=False)
+    body: bytes = field(repr=False)
+
+    def error_text(self) -> str:
+        """`HTTP 403, DENIED: access is denied`: the status with the errors in the body."""
+        try:
+            messages = "; ".join(
+                ": ".join(str(part) for part in (error.get("code"), error.get("message")) if part)
+                for error in json_of(self.body)["errors"]
+            )
+        except (ValueError, LookupError, TypeError, AttributeError):
+            messages = ""
+        return f"HTTP {self.status}" + (f", {messages[:_LONGEST]}" if messages else "")
