@@ -24,7 +24,7 @@ from torchkiln.build.image import BuildResult
 from torchkiln.cli import bundle_run
 from torchkiln.cli.build import _SHORT, _timed
 from torchkiln.cli.diff import diff
-from torchkiln.cli.shared.lines import LogLines
+from torchkiln.cli.shared.console import LogLines
 from torchkiln.compare import images
 from torchkiln.model.progress import Reporting, Work
 from torchkiln.oci.layout import open_layout

@@ -26,7 +26,7 @@ from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
 from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
-from torchkiln.publish import source
+from torchkiln.publish import session
 from torchkiln.util import places
 from torchkiln.util.places import IMAGES, ROOT, ROOTFS
 
@@ -341,8 +341,8 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
 
 
 def test_the_provenance_of_an_installation_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "INSTALLED", True)
-    found = source.source_of()
+    monkeypatch.setattr(session, "INSTALLED", True)
+    found = session.source_of()
     statement = provenance(locked(), IMAGE, source=found, builder="urn:b")
     items = statement.content["buildDefinition"]["resolvedDependencies"]
 
@@ -360,7 +360,7 @@ def test_a_version_of_another_form_is_not_shown(version: str) -> None:
 
 
 def test_in_a_checkout_the_source_is_a_commit() -> None:
-    found = source.source_of()
+    found = session.source_of()
 
     assert found is None or not isinstance(found, SourcePackage)
 

@@ -20,10 +20,10 @@ from torchkiln.matrix.pick import SENTENCES
 from torchkiln.model.digest import Digest
 from torchkiln.publish.catalog import CatalogEntry
 from torchkiln.publish.warnings import WARNINGS
-from torchkiln.site import phrases, texts
+from torchkiln.site import texts
 from torchkiln.site.catalogue import Published
 from torchkiln.site.pages import TEMPLATES
-from torchkiln.site.phrases import in_chinese
+from torchkiln.site.texts import in_chinese
 from torchkiln.util.places import ROOT
 from torchkiln.util.sentences import said
 
@@ -179,7 +179,7 @@ def test_titles_of_layers(title: str, chinese: str | None) -> None:
 
 def test_the_patterns_stay_fast() -> None:
     """A report's messages are untrusted: with at most two wildcards, the time is at most quadratic."""
-    for table in phrases._phrases().values():
+    for table in texts._phrases().values():
         assert max(phrase.english.pattern.count(".+?") for phrase in table) <= 2
 
 

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from torchkiln import __version__
 from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS
 from torchkiln.cli.shared import terminal
-from torchkiln.cli.shared.groups import first_sentence
+from torchkiln.cli.shared.groups import WHOLE
 from torchkiln.cli.shared.program import as_typed, program
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing, printable
 from torchkiln.util.places import HOW_TO_INSTALL
@@ -95,7 +95,7 @@ class Commands(click.Group):
 
 def _summary(name: str) -> str:
     """The first sentence of the description of the command *name*."""
-    return first_sentence(name, _docstring(*COMMANDS[name]))
+    return click.Command(name, help=_docstring(*COMMANDS[name])).get_short_help_str(WHOLE)
 
 
 def _docstring(module: str, function: str) -> str | None:

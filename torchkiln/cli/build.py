@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -34,6 +36,10 @@ from torchkiln.store.root import cache_root
 if TYPE_CHECKING:
     from torchkiln.build.image import BuildResult
     from torchkiln.model.cell import Cell
+    from torchkiln.model.layer import Blob
+    from torchkiln.model.progress import Observer
+    from torchkiln.registry.push import BlobUploads
+    from torchkiln.store.store import Store
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
@@ -228,12 +234,12 @@ class _EmbeddedBuilder:
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.build import build as builder
         from torchkiln.build.environment import open_environment
-        from torchkiln.cli.shared.upload_ahead import uploads_ahead
 
         if self.load:
-            from torchkiln.cli.shared.on_docker import engine_to_load_into, load_into
+            from torchkiln.cli.shared.on_docker import load_into
+            from torchkiln.docker.daemon import find_engine
         context, store = self.context, self.context.store()
-        into = engine_to_load_into() if self.load else None  # before the build: fail early
+        into = find_engine(builds=False) if self.load else None  # before the build: fail early
         locked = context.locked(cell)
         if self.ahead and cell.own_use:
             raise ConfigError(
@@ -244,7 +250,7 @@ class _EmbeddedBuilder:
         context.keep(locked)
         with (
             console.progress(quiet=context.quiet) as observer,
-            uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
+            _uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
         ):
             built = builder.build(
                 locked,
@@ -316,3 +322,50 @@ def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
     )
     if (layer_format := found["layer_format"]) != DEFAULT_FORMAT:
         click.echo(f"  then layers without a {layer_format} copy in the cache are compressed")
+
+
+class _LayerUploads:
+    """Uploads each layer when it is finished; does nothing without *uploads*."""
+
+    def __init__(self, store: Store, uploads: BlobUploads | None = None) -> None:
+        self._store, self._uploads = store, uploads
+
+    def take(self, layer: Blob) -> None:
+        """Start to upload *layer* in the background."""
+        if self._uploads:
+            self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
+
+    def settled(self) -> dict[str, Any]:
+        """Wait for all uploads; returns the fields to add to the output of --json.
+
+        :raises RegistryError: the registry refuses, or cannot be reached; the image is built nevertheless.
+        """
+        if not self._uploads:
+            return {}
+        blobs = self._uploads.settle()
+        return {"ahead": {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}}
+
+
+@contextmanager
+def _uploads_ahead(
+    target: str | None, plain_http: bool, store: Store, observer: Observer
+) -> Iterator[_LayerUploads]:
+    """Uploads to *target*, REGISTRY/REPOSITORY; they end with the build.
+
+    :raises ConfigError: *target* is not a repository.
+    :raises RegistryError: the registry does not answer; this is checked before the build.
+    """
+    if target is None:
+        yield _LayerUploads(store)
+        return
+    from torchkiln.registry.connect import open_registry
+    from torchkiln.registry.history import History
+    from torchkiln.registry.push import BlobUploads, PushOptions
+    from torchkiln.registry.reference import parse_repository
+
+    repository = parse_repository(target)
+    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
+        registry.check()
+        options = PushOptions(observer=observer, history=History(store))
+        with BlobUploads(registry, repository, options) as uploads:
+            yield _LayerUploads(store, uploads)

@@ -24,15 +24,14 @@ from torchkiln.cli.shared.options import (
 )
 from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
-from torchkiln.cli.shared.signing_options import signer_of, signing_options
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.trust_options import active_policy, policy_option
+from torchkiln.cli.shared.trust_options import active_policy, policy_option, signer_of, signing_options
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
-from torchkiln.publish.session import PublishSession, PublishTarget
+from torchkiln.publish.session import PublishListener, PublishSession, PublishTarget
 from torchkiln.registry.reference import parse_repository
 
 
@@ -138,7 +137,7 @@ def publish(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _PublishOutput:
+class _PublishOutput(PublishListener):
     """Prints the events of the session: references on stdout, the rest on stderr."""
 
     quiet: bool

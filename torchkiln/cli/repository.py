@@ -16,10 +16,16 @@ from torchkiln.attest.retraction import demand_reason
 from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import json_option, matrix_option, plain_http_option
-from torchkiln.cli.shared.signing_options import signer_of, signing_options
 from torchkiln.cli.shared.site import SiteFolders, site_options, write_site
 from torchkiln.cli.shared.tables import table
-from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
+from torchkiln.cli.shared.trust_options import (
+    active_policy,
+    policy_option,
+    signer_of,
+    signing_options,
+    trust_of,
+    trust_options,
+)
 from torchkiln.errors import ConfigError, RegistryError, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.attached import NOT_VERIFIED

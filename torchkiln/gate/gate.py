@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
@@ -27,7 +27,7 @@ from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke import hosts
 from torchkiln.smoke.expected import facts_of
-from torchkiln.smoke.reuse import TIME, age_of
+from torchkiln.smoke.reuse import age_of, start_of
 from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import verdict
 
@@ -329,7 +329,8 @@ def request_faults(
     if nonce is not None and report.nonce != nonce:
         found = f"has the nonce {report.nonce}" if report.nonce else "has no nonce"
         yield f"nonce mismatch: it {found}"
-    if at and _is_of_the_future(report.when, at):
+    start = start_of(report)
+    if at and start and start > at + _CLOCKS:
         yield f"ran at {report.when}, which is in the future"
     elif at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
         ran = f"ran at {report.when}" if report.when else "has no time of its run"
@@ -337,14 +338,6 @@ def request_faults(
     if not signed_report.signers and (policy.signed or not (signed_report.own or policy.accept_unsigned)):
         reason = "is not signed by a trusted key" if signed_report.signed else "is not signed"
         yield reason if policy.signed else f"{reason}, and is not of a run in this machine's cache"
-
-
-def _is_of_the_future(when: str | None, at: datetime) -> bool:
-    """Whether *when* is later than *at*, by more than the clocks of two machines may differ."""
-    try:
-        return datetime.strptime(when or "", TIME).replace(tzinfo=timezone.utc) > at + _CLOCKS
-    except ValueError:
-        return False
 
 
 def _of_gpus(gpus: Iterable[str], required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:

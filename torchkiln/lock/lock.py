@@ -43,6 +43,7 @@ from torchkiln.model.lock import (
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
 from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
+from torchkiln.model.untrusted import TOOLKIT, is_untrusted
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
 
@@ -127,7 +128,7 @@ def lock(
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
         base=system.base,
         as_of=date,
-        epoch=epoch_of(date),
+        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),  # at midnight UTC
         inputs=inputs_digest(resolution, bound),
         layers=(),
         untrusted=bool(queried & {*untrusted}),
@@ -151,11 +152,6 @@ def on_base(locked: LockedCell, base: LockedBase, tools: LockedTools | None) -> 
     """*locked* with another base and tools; the recorded layers are kept if they are the same on both."""
     found = replace(locked, base=base, tools=tools)
     return found if _interpreter(found) == _interpreter(locked) else replace(found, layers=())
-
-
-def epoch_of(date: str) -> int:
-    """Midnight UTC of the ISO *date*, in seconds since 1970: the timestamp of the image and its overlay."""
-    return int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp())
 
 
 def _name(requirement: str) -> str:
@@ -306,3 +302,27 @@ def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...
             hint="check the requirements and the pages of the index",
         )
     return torch
+
+
+def untrusted_in(images: Path, resolution: Resolution) -> bool:
+    """Whether the lock of *resolution* uses an untrusted source; False if there is no valid lock."""
+    locked = _with_any(images, resolution, b'"untrusted"', TOOLKIT.encode())
+    return locked is not None and is_untrusted(locked)
+
+
+def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
+    """The wheels from public record in the lock of *resolution*; empty if there is no valid lock."""
+    locked = _with_any(images, resolution, b'"by_record"')
+    return locked.by_record if locked else ()
+
+
+def _with_any(images: Path, resolution: Resolution, *words: bytes) -> LockedCell | None:
+    """The lock if its file contains one of *words*: parsing all locks would slow `list` down."""
+    if resolution.build is None:
+        return None
+    tag = tag_of(resolution)
+    try:
+        data = (images / tag / "lock.json").read_bytes()
+        return load_locked(images, tag) if any(word in data for word in words) else None
+    except (OSError, Stale):
+        return None

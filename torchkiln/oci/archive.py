@@ -81,7 +81,9 @@ def stream_archive(
     """
     documents: dict[str, Any] = {"oci-layout": VERSION, "index.json": index_of(image, names)}
     if archive_format == "docker-archive":
-        documents["manifest.json"] = _docker_manifest(image, names)
+        paths = [_blob_path(layer.digest) for layer in image.layers]
+        found = {"Config": _blob_path(image.config_digest), "RepoTags": list(names), "Layers": paths}
+        documents["manifest.json"] = [found]
     blobs = {image.manifest: image.manifest_path, image.config_digest: image.config_path}
     blobs |= {layer.digest: layer.path for layer in image.layers}
     for name, document in documents.items():
@@ -125,11 +127,6 @@ def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
 def _entry(image: ImageOnDisk) -> dict[str, Any]:
     size = image.manifest_path.stat().st_size
     return {**descriptor(MANIFEST_TYPE, image.manifest, size), "platform": LINUX_AMD64.oci}
-
-
-def _docker_manifest(image: ImageOnDisk, names: Sequence[str]) -> list[dict[str, Any]]:
-    layers = [_blob_path(layer.digest) for layer in image.layers]
-    return [{"Config": _blob_path(image.config_digest), "RepoTags": list(names), "Layers": layers}]
 
 
 def _full_name(name: str) -> str:

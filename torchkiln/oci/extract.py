@@ -67,7 +67,9 @@ class Extractor:
                 self._write(entry, name, parent, content)
             elif entry.kind == "link":
                 os.symlink(entry.target, name, dir_fd=parent)
-                self._set_owner(entry, name, parent)
+                if self._owners:
+                    os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+                os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
             else:
                 self._link(entry, name, parent)
 
@@ -98,12 +100,16 @@ class Extractor:
             entry = self._folders[path]
             descriptor = os.dup(self._root) if not path else self._walk(path)
             try:
-                if self._owners:
-                    os.fchown(descriptor, entry.uid, entry.gid)
-                os.fchmod(descriptor, stat.S_IMODE(entry.mode))
-                os.utime(descriptor, (entry.mtime, entry.mtime))
+                self._set_rights(entry, descriptor)
             finally:
                 os.close(descriptor)
+
+    def _set_rights(self, entry: TarEntry, descriptor: int) -> None:
+        """Set owner, mode and time of an open file or folder."""
+        if self._owners:  # before fchmod: chown clears set-user-ID bits
+            os.fchown(descriptor, entry.uid, entry.gid)
+        os.fchmod(descriptor, stat.S_IMODE(entry.mode))
+        os.utime(descriptor, (entry.mtime, entry.mtime))
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -159,10 +165,7 @@ class Extractor:
             for piece in content:
                 _write_sparsely(descriptor, piece)
             os.ftruncate(descriptor, entry.size)  # it may end with a hole
-            if self._owners:  # before fchmod: chown clears set-user-ID bits
-                os.fchown(descriptor, entry.uid, entry.gid)
-            os.fchmod(descriptor, stat.S_IMODE(entry.mode))
-            os.utime(descriptor, (entry.mtime, entry.mtime))
+            self._set_rights(entry, descriptor)
         finally:
             os.close(descriptor)
 
@@ -175,11 +178,6 @@ class Extractor:
             os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(source)
-
-    def _set_owner(self, entry: TarEntry, name: str, parent: int) -> None:
-        if self._owners:
-            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-        os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
 
 
 def _write_sparsely(descriptor: int, piece: memoryview) -> None:

@@ -221,7 +221,8 @@ def link_tree(source: Path, target: Path) -> tuple[TarEntry, ...]:
     """Fill the empty folder *target* with the folders of *source* and hard links to its files and links.
 
     Files of unpacked images are never changed: an entry of a layer replaces a file, and commands write
-    elsewhere. Returns the folders, which the owner can write until `Extractor.finish` sets their modes and times.
+    elsewhere. Returns the folders, which the owner can write until `Extractor.finish` sets their modes and
+    times.
 
     :raises OSError: a file cannot be linked, as on another file system or after 65,000 links.
     """

@@ -5,15 +5,16 @@ Errors that can be found without the registry are raised before the first reques
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from torchkiln.attest.provenance import provenance
+from torchkiln import __version__
+from torchkiln.attest.provenance import SourcePackage, SourceRevision, provenance
 from torchkiln.attest.signers import Signer
-from torchkiln.attest.statement import Statement
 from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
@@ -21,13 +22,11 @@ from torchkiln.gate.inputs import GateInputs
 from torchkiln.gate.project.read import project_image
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publish.licence import demand_licence
 from torchkiln.publish.names import demand_same, names_of, names_of_project
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
-from torchkiln.publish.source import source_of
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.history import History
 from torchkiln.registry.push import JOBS, PushOptions
@@ -39,12 +38,13 @@ from torchkiln.sbom.statements import sboms
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
+from torchkiln.util.places import INSTALLED, ROOT
 
 T = TypeVar("T")
 
 
-class PublishListener(Protocol):
-    """Receives the progress messages of a session."""
+class PublishListener:
+    """Receives the progress messages of a session; those that a subclass does not handle are ignored."""
 
     def checked(self, result: GateResult) -> None:
         """The gate's result for an image."""
@@ -54,6 +54,7 @@ class PublishListener(Protocol):
 
     def progress(self) -> AbstractContextManager[Observer]:
         """A context with the observer of the uploads of one image."""
+        return nullcontext(Silent())
 
     def note(self, text: str) -> None:
         """A statement in the repository is ignored."""
@@ -66,24 +67,13 @@ class PublishListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SilentPublishListener:
+class SilentPublishListener(PublishListener):
     """A listener that ignores all messages except notes."""
 
     say: Callable[[str], None] = lambda _: None
 
-    def checked(self, result: GateResult) -> None: ...
-
-    def overridden(self, cleared: ClearedImage) -> None: ...
-
-    def progress(self) -> AbstractContextManager[Observer]:
-        return nullcontext(Silent())
-
     def note(self, text: str) -> None:
         self.say(text)
-
-    def published(self, ref: str, image: PublishedImage) -> None: ...
-
-    def failed(self, ref: str, error: KilnError) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +156,9 @@ class PublishSession:
         demand_licence(image, confirmed=target.licence_confirmed)
         names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
         cleared = self._cleared(self.inputs.judge(image, locked), target.override)
-        statements = self._statements(image, locked, target.repository.name)
-        return PreparedImage(cleared=cleared, image=image, statements=statements, names=names)
+        bill = bill_of_image(image, locked, self.images, self.store, name=target.repository.name)
+        origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
+        return PreparedImage(cleared=cleared, image=image, statements=(origin, *sboms(bill)), names=names)
 
     def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
         """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
@@ -207,12 +198,6 @@ class PublishSession:
         self.listener.overridden(cleared)
         return cleared
 
-    def _statements(self, image: ImageOnDisk, locked: LockedCell, name: str) -> tuple[Statement, ...]:
-        """The provenance and the SBOMs of *image*."""
-        bill = bill_of_image(image, locked, self.images, self.store, name=name)
-        origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
-        return (origin, *sboms(bill))
-
     def _each(
         self, refs: Iterable[str], do: Callable[[str], T], failures: list[KilnError], *, alone: bool
     ) -> dict[str, T]:
@@ -233,3 +218,28 @@ def builder_of(environ: Mapping[str, str]) -> str:
     """The builder's id for the provenance: the workflow of this CI job, else a fixed URN."""
     server, workflow = environ.get("GITHUB_SERVER_URL"), environ.get("GITHUB_WORKFLOW_REF")
     return f"{server}/{workflow}" if server and workflow else "urn:torchkiln:builder"
+
+
+_GIT_SECONDS = 20.0  # seconds
+
+
+def source_of() -> SourceRevision | SourcePackage | None:
+    """The installed package, or the commit that git reports; None: a checkout without git."""
+    if INSTALLED:  # git would report a repository that contains the environment
+        return SourcePackage(version=__version__)
+    revision = _git("rev-parse", "--verify", "HEAD")
+    if revision is None:
+        return None
+    return SourceRevision(
+        revision=revision.strip(), changed=_git("status", "--porcelain", "--untracked-files=no") != ""
+    )
+
+
+def _git(*argv: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *argv], capture_output=True, text=True, check=True, timeout=_GIT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

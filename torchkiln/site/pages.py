@@ -10,15 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchkiln.matrix.facts import Facts
-from torchkiln.site.catalogue import Catalogue
+from torchkiln.site.catalogue import Catalogue, ListedImage
 from torchkiln.site.commands import commands
 from torchkiln.site.documents import image_json, index_json
-from torchkiln.site.packed import packed
 from torchkiln.site.picker import picker_data
 from torchkiln.site.texts import Language, languages
 from torchkiln.util.files import pretty_json
@@ -131,3 +130,46 @@ def _inert(value: Any) -> str:
 def _source(text: str) -> str:
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def packed(images: Sequence[ListedImage]) -> dict[str, Any]:
+    """Each package and each layer once; an image has their positions.
+
+    A package is [system, name, version, sha256], a layer [title, key, bytes]. A layer's key is the
+    digest of its blob, so it is the same in all images that share the layer; the key is empty if no build
+    recorded the layer.
+    """
+    packages = {image.tag: _packages_of(image) for image in images}
+    layers = {image.tag: _layers_of(image) for image in images}
+    package_at, layer_at = _positions(packages.values()), _positions(layers.values())
+    return {
+        "packages": list(package_at),
+        "layers": list(layer_at),
+        "images": [
+            {
+                "tag": image.tag,
+                "packages": [package_at[package] for package in packages[image.tag]],
+                "layers": [layer_at[layer] for layer in layers[image.tag]],
+            }
+            for image in images
+        ],
+    }
+
+
+def _packages_of(image: ListedImage) -> list[tuple[str, str, str, str]]:
+    return [(package.system, package.name, package.version, package.sha256) for package in image.packages]
+
+
+def _layers_of(image: ListedImage) -> list[tuple[str, str, int | None]]:
+    return [
+        (layer.title, layer.blob.digest, layer.blob.size) if layer.blob else (layer.title, "", None)
+        for layer in image.layers
+    ]
+
+
+def _positions(lists: Iterable[Iterable[T]]) -> dict[T, int]:
+    values = dict.fromkeys(value for each in lists for value in each)
+    return {value: position for position, value in enumerate(values)}

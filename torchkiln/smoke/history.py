@@ -6,7 +6,7 @@ Each report is signed by this machine's key; reports without that signature are 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
@@ -31,20 +31,12 @@ class KeptRunsListener(Protocol):
         """The report of the last run cannot be stored."""
 
 
-class SilentKeptRunsListener:
-    """A listener that ignores all messages."""
-
-    def unsigned_runs(self, count: int) -> None: ...
-
-    def not_kept(self, error: Exception) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRuns:
     """The reports of this machine's runs, which are kept in the cache *store*."""
 
     store: Store
-    listener: KeptRunsListener = field(default_factory=SilentKeptRunsListener)
+    listener: KeptRunsListener | None = None
 
     def answer(self, question: Question, at: datetime, *, days: float) -> SmokeReport | None:
         """The report that can replace the run *question* at the time *at*, see `reusable_report`; or None."""
@@ -55,7 +47,8 @@ class KeptRuns:
         try:
             self.store.put_record(_KIND, key_of(report), signed(self.store, _TYPE, to_json(report)))
         except (KilnError, OSError) as error:
-            self.listener.not_kept(error)
+            if self.listener:
+                self.listener.not_kept(error)
 
     def all(self) -> list[SignedReport]:
         """The reports of this machine's runs, in any image."""
@@ -78,5 +71,5 @@ class KeptRuns:
                 continue
             if key_of(report) == key:
                 yield report
-        if unsigned:
+        if unsigned and self.listener:
             self.listener.unsigned_runs(unsigned)

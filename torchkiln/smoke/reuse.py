@@ -61,13 +61,18 @@ def key_of(report: SmokeReport) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def start_of(report: SmokeReport) -> datetime | None:
+    """When the run started; None: unknown."""
+    try:
+        return datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
 def age_of(report: SmokeReport, at: datetime) -> timedelta:
     """The time from the start of the run to *at*; timedelta.max if the start is unknown or in the future."""
-    try:
-        start = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
-    except ValueError:
-        return timedelta.max
-    return at - start if at >= start else timedelta.max
+    start = start_of(report)
+    return at - start if start and at >= start else timedelta.max
 
 
 def _is_same(report: SmokeReport, question: Question) -> bool:

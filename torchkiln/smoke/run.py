@@ -178,18 +178,7 @@ def not_run(
     reasons, short = "\n".join((differs, *faults)), f"not run: {differs}\n{faults[0]}"
     ids = [check.id for check in checks.selected]
     place = "lock" if "lock" in ids else ids[0] if ids else ""
-    findings = tuple(
-        Finding(
-            id=check.id,
-            tier=check.tier,
-            outcome="failed",
-            seconds=0.0,
-            message=reasons if check.id == place else short,
-            measured="{}",
-            threshold="{}",
-        )
-        for check in checks.selected
-    )
+    findings = tuple(_failed(check, reasons if check.id == place else short) for check in checks.selected)
     run = _of_image(subject, runtime, checks)
     return _report(findings, RunnerOutput(), checks.suite, when=when, **run)
 
@@ -267,12 +256,17 @@ def _no_result(check: SuiteCheck, output: RunnerOutput, how: str) -> Finding:
     how, _, stderr = how.partition("\n")
     when = "during this check" if check.id in output.started else "before this check"
     invalid = f"\na line of its output is invalid: {output.invalid[0]}" if output.invalid else ""
+    return _failed(check, f"no result: the runner {how} {when}{invalid}\n{stderr}".strip())
+
+
+def _failed(check: SuiteCheck, message: str) -> Finding:
+    """The finding of a check that measured nothing."""
     return Finding(
         id=check.id,
         tier=check.tier,
         outcome="failed",
         seconds=0.0,
-        message=f"no result: the runner {how} {when}{invalid}\n{stderr}".strip(),
+        message=message,
         measured="{}",
         threshold="{}",
     )

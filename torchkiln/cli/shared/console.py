@@ -1,27 +1,34 @@
-"""Prints the progress and the summary of a build on stderr."""
+"""Prints progress and the summary of a build on stderr; progress is lines if no bars can be drawn."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchkiln.cli.shared import terminal
-from torchkiln.cli.shared.lines import LogLines
 from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.tables import paragraph, table
 from torchkiln.errors import KilnError
-from torchkiln.model.progress import Observer, Silent
+from torchkiln.model.progress import Observer, Silent, Work
 from torchkiln.store.file_locks import Holder
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
-from torchkiln.util.sizes import size as size  # the other commands import it from here
+from torchkiln.util.sizes import size as size
 
 if TYPE_CHECKING:
     from torchkiln.build.image import BuildResult
+
+_TENTHS = 10  # maximum of lines for a task whose total is known when it begins
+_SHORT_READ = 8 << 20  # bytes; fewer are read in less than a second, so no line is printed
+
+#: The kinds of work of which one total is printed for all names, and the first words of its lines.
+_COUNTED: Mapping[Work, str] = {"verify": "verified", "read": "read", "packages": "packages configured:"}
 
 
 @contextlib.contextmanager
@@ -115,3 +122,54 @@ def worst(failures: Sequence[KilnError], count: int, items: str) -> KilnError:
     summary = KilnError(f"{len(failures)} of {count} {items} failed", hint="see the errors above")
     summary.exit_code = max(error.exit_code for error in failures)  # type: ignore[misc]
     return summary
+
+
+@dataclass(slots=True)
+class _Count:
+    total: int = 0
+    done: int = 0
+    printed: int = 0  # tenths
+
+
+class LogLines:
+    """An observer that prints a line for each finished layer, and for each tenth of work in `_COUNTED`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._sizes: dict[tuple[Work, str], int] = {}
+        self._counts: dict[Work, _Count] = {}
+        self._guard = threading.Lock()
+
+    def begin(self, work: Work, name: str, total: int) -> None:
+        with self._guard:
+            self._sizes[work, name] = total
+            if work in _COUNTED:
+                count = self._counts.setdefault(work, _Count())
+                count.total += total
+                count.printed = _TENTHS * count.done // max(count.total, 1)
+
+    def advance(self, work: Work, name: str, count: int) -> None:
+        if work not in _COUNTED:
+            return
+        with self._guard:
+            found = self._counts[work]
+            found.done += count
+            parts = _TENTHS * found.done // max(found.total, 1)
+            if parts <= found.printed or (work != "packages" and found.total < _SHORT_READ):
+                return
+            found.printed = parts
+            shown = size if work != "packages" else str
+            self._say(f"{_COUNTED[work]} {shown(found.done)} of {shown(found.total)}")
+
+    def end(self, work: Work, name: str) -> None:
+        total = self._sizes.get((work, name), 0)
+        if work == "convert":
+            self._say(f"layer {name}: {size(total)} of wheels")
+        elif work == "toolkit":
+            self._say(f"layer {name}: from {size(total)} of archives")
+        elif work == "compress":
+            self._say(f"layer {name}: {size(total)} compressed")
+        elif work == "push":
+            self._say(f"{name[:19]}: {size(total)} in the registry")
+        elif work == "step":
+            self._say(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-_WHOLE = 10_000  # characters: click cuts a help text at a word only beyond this length
+WHOLE = 10_000  # characters: click cuts a help text at a word only beyond this length
 
 
 class Group(click.Group):
@@ -12,7 +12,7 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [
-            (name, command.get_short_help_str(_WHOLE))
+            (name, command.get_short_help_str(WHOLE))
             for name, command in self.commands.items()
             if not command.hidden
         ]
@@ -36,8 +36,3 @@ class DefaultGroup(Group):
 def default_group(command: str) -> type[DefaultGroup]:
     """The class of a group in which *command* is the default."""
     return type("DefaultGroup", (DefaultGroup,), {"default_command": command})
-
-
-def first_sentence(name: str, docstring: str | None) -> str:
-    """The first sentence of a command's *docstring*, as a group shows it."""
-    return click.Command(name, help=docstring).get_short_help_str(_WHOLE)

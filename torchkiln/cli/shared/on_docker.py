@@ -68,11 +68,6 @@ class DockerBuilder:
         }
 
 
-def engine_to_load_into() -> Engine:
-    """The engine that DOCKER_HOST or the current Docker context names; BuildKit is not required."""
-    return find_engine(builds=False)
-
-
 def load_into(
     engine: Engine, built: BuiltImage, cell: Cell, context: BuildContext, observer: Observer
 ) -> tuple[str, ...]:
