@@ -1,4 +1,4 @@
-"""Defines the options --policy, --key, --identity and --issuer, and reads the policy and the keys they name.
+"""Defines the options --policy, --key, --keyless, --identity and --issuer, and reads what they name.
 
 A matrix.yaml that is only found in the current folder lists cells; its policy and keys are not used unless
 an option names the file.
