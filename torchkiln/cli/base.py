@@ -1,4 +1,4 @@
-"""`torchkiln base`: builds, shows, exports and imports the base of an OS, or the devel tools on top of it."""
+"""`torchkiln base`: builds and shows the base of an OS, or the devel tools on top of it."""
 
 from __future__ import annotations
 

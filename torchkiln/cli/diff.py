@@ -76,7 +76,8 @@ def diff(
             show = diff_output.same_json if as_json else diff_output.same_text
             click.echo(show(a, b, digest))
             return
-        sys.exit(int(exit_code and not _by_layers(a, b, *sources, as_json)))
+        same = _by_layers(a, b, *sources, as_json)
+        sys.exit(int(exit_code and not same))
     if digest:
         say(f"both are {digest}: no differences")
         found = allowed.sift((), allowances)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from torchkiln.cli.shared import console, terminal
-from torchkiln.cli.shared.options import images_folder, json_option, split
+from torchkiln.cli.shared.options import images_folder, json_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.cli.shared.tables import beside, table
 from torchkiln.errors import ConfigError, NothingSelected
@@ -24,7 +24,7 @@ from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus
 from torchkiln.matrix.pick import pick as choose
 from torchkiln.matrix.public_record import record_notice, recorded
 from torchkiln.matrix.resolve import nearest_options, resolve
-from torchkiln.matrix.select import with_thin
+from torchkiln.matrix.select import split, with_thin
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, TorchBuild

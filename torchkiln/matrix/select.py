@@ -44,7 +44,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     """
     os_names = tuple(choice.name for choice in matrix.os)
     named = {
-        option: _split(values)
+        option: split(values)
         for option, values in (
             ("torch", selection.torch),
             ("cuda", selection.cuda),
@@ -111,7 +111,8 @@ def all_cells(matrix: Matrix) -> tuple[Cell, ...]:
     return select(Selection(every=True), matrix)
 
 
-def _split(values: Iterable[str]) -> tuple[str, ...]:
+def split(values: Iterable[str]) -> tuple[str, ...]:
+    """`("2.6,2.7", "2.8")` as `("2.6", "2.7", "2.8")`."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 

@@ -50,12 +50,14 @@ def describe(
     """
     config = canonical_json(_config(plan, layers))
     layer_type = of_format(layer_format).media_type
+    # Registries show these labels as annotations.
+    shown = {name: value for name, value in plan.config.labels if name.startswith(_ANNOTATION_PREFIX)}
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": descriptor(CONFIG_TYPE, digest_of(config), len(config)),
         "layers": [descriptor(layer_type, layer.blob.digest, layer.blob.size) for layer in layers],
-        "annotations": _annotations(plan),
+        "annotations": {**shown, _ANNOTATION_PREFIX + "created": _rfc3339(plan.epoch)},
     }
     return ImageDocuments(config=config, manifest=canonical_json(manifest))
 
@@ -111,12 +113,6 @@ def _healthcheck(check: Healthcheck) -> dict[str, Any]:
         "StartPeriod": check.start_period * _NANOSECONDS,
         "Retries": check.retries,
     }
-
-
-def _annotations(plan: ImagePlan) -> dict[str, str]:
-    """The labels that registries show as annotations, and the date."""
-    shown = {name: value for name, value in plan.config.labels if name.startswith(_ANNOTATION_PREFIX)}
-    return {**shown, _ANNOTATION_PREFIX + "created": _rfc3339(plan.epoch)}
 
 
 def _rfc3339(epoch: int) -> str:

@@ -274,10 +274,8 @@ class Layout:
         known = f"images: {', '.join(list(refs)[:_LISTED])}{more}" if refs else "the layout contains no image"
         if ref is None:
             if len(set(refs.values())) != 1:
-                found, hint = (
-                    "several images" if refs else "no image",
-                    f"name one as {self.path}:NAME; {known}",
-                )
+                found = "several images" if refs else "no image"
+                hint = f"name one as {self.path}:NAME; {known}"
                 raise ConfigError(f"{self.path}: {found} in the layout", hint=hint)
             return (name := preferred_name(list(refs)) or ""), refs[name]
         if ref in refs:

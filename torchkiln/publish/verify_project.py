@@ -19,7 +19,6 @@ from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.gate.gate import request_faults
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.project import LABEL, PARENT_LABEL
-from torchkiln.model.report import ProjectRun
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import AttachedStatements, reports_in
@@ -126,7 +125,8 @@ def _of_reports(
     for signed in reports:
         name = signed.name
         run = signed.report.project
-        if run is None or f"{run.parent}@{run.parent_image}" != cited or not _ran(run, test):
+        same = run is not None and f"{run.parent}@{run.parent_image}" == cited
+        if run is None or not same or (test and list(run.test) != list(test)):
             wrong.append(f"{name}: not a report on the checks of this project on {cited}")
         wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
     checks = [check for check in suite.checks if check.id != TEST or test]
@@ -136,10 +136,6 @@ def _of_reports(
     if wrong:
         return "smoke", False, "\n".join(wrong)
     return "smoke", True, f"{', '.join(check.id for check in checks)} passed in the project's image"
-
-
-def _ran(run: ProjectRun, test: Sequence[str]) -> bool:
-    return not test or list(run.test) == list(test)
 
 
 def _of_sboms(statements: AttachedStatements, image: ImageOnDisk) -> Found:

@@ -44,7 +44,8 @@ class OutputReader:
             if kind == "host" and hosts.fits(event):
                 self.host = event
             elif kind == "start":
-                self._note_start(str(event["id"]))
+                if len(self._started) < _MOST:
+                    self._started[str(event["id"])] = None
             elif kind == "finding":
                 found = _finding(event)
                 if found.id not in self._findings and len(self._findings) < _MOST:
@@ -57,10 +58,6 @@ class OutputReader:
         except (KeyError, AttributeError, TypeError):
             pass
         return None
-
-    def _note_start(self, check: str) -> None:
-        if len(self._started) < _MOST:
-            self._started[check] = None
 
     @property
     def output(self) -> RunnerOutput:

@@ -168,11 +168,6 @@ def refuse(ctx: click.Context, names: Container[str], why: str) -> None:
             raise click.UsageError(f"{shown} {why}")
 
 
-def split(values: tuple[str, ...]) -> tuple[str, ...]:
-    """`("2.6,2.7", "2.8")` as `("2.6", "2.7", "2.8")`."""
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
-
 def parse_size(text: str, option: str = "--shm-size") -> int:
     """`64m`, `1g`, the value of *option*, as bytes.
 

@@ -16,11 +16,6 @@ def stream(*, err: bool) -> IO[Any]:
     return sys.stderr if err else sys.stdout
 
 
-def is_dumb() -> bool:
-    """Whether the terminal interprets no escape sequences."""
-    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-
-
 def columns(*, err: bool) -> int | None:
     """The width of the terminal in characters (COLUMNS overrides it); None: the stream is no terminal."""
     if not stream(err=err).isatty():
@@ -36,7 +31,8 @@ def columns(*, err: bool) -> int | None:
 
 def color() -> bool | None:
     """The `color` argument of click: False: write no escape sequences; None: only to a terminal."""
-    return False if os.environ.get("NO_COLOR") or is_dumb() else None
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return False if dumb or os.environ.get("NO_COLOR") else None
 
 
 def print_error(message: str, hint: str = "") -> None:

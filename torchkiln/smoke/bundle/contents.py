@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchkiln import __version__
@@ -111,11 +111,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _file(place: str, path: Path, mode: int | None = None) -> BundleFile:
-    data = path.read_bytes()
     mode = mode or (0o755 if path.stat().st_mode & 0o100 else 0o644)
-    return BundleFile(
-        path=place, source=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), mode=mode
-    )
+    return replace(_bytes(place, path.read_bytes()), source=path, mode=mode)
 
 
 def _bytes(place: str, data: bytes) -> BundleFile:
