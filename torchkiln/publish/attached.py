@@ -6,9 +6,10 @@ annotations and artifact types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import is_retraction, reason_of
 from torchkiln.attest.signers import FORMS, OpenedStatement
 from torchkiln.attest.statement import Statement
@@ -19,10 +20,12 @@ from torchkiln.model.report import SignedReport
 from torchkiln.publish.fetched import download, read_manifests
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
+from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
 _MAX_DAMAGED = 20  # maximum damaged statements; if there are more, the download stops
+_SHOWN = 20  # maximum differences of SBOMs in a message
 _MAX_SHOWN = 3  # maximum retractions without a trusted signature that are shown
 
 
@@ -46,6 +49,14 @@ class AttachedStatements:
             if is_retraction(kind)
             for opened in statements
         )
+
+    def names(self) -> frozenset[str]:
+        """The names under which the image was published.
+
+        :raises VerificationFailed: a statement of names is invalid.
+        """
+        found = (published_names(statement, where="names") for statement in self.all(PUBLICATION))
+        return frozenset().union(*found)
 
     def all(self, kind: str) -> tuple[Statement, ...]:
         """The statements of that *kind*, in the registry's order."""
@@ -138,3 +149,34 @@ def reports_in(
             )
         )
     return reports, faults
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The result of one verification step."""
+
+    what: str
+    good: bool
+    text: str
+
+
+def of_sboms(
+    statements: AttachedStatements,
+    differences: Callable[[bytes, str], Sequence[str]],
+    good: str = "SPDX and CycloneDX match the image",
+) -> Point:
+    """Check both SBOMs with *differences*, which compares a document with the image; *good*: if all match."""
+    wrong: list[str] = []
+    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
+        documents = statements.all(kind)
+        if not documents:
+            wrong.append(f"no trusted {name} document found")
+        for document in documents:
+            try:
+                wrong += [f"{name}: {text}" for text in differences(document_of(document), name)]
+            except KilnError as error:
+                wrong.append(error.message)
+    if wrong:
+        more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+        return Point("sbom", False, "\n".join([*wrong[:_SHOWN], *more]))
+    return Point("sbom", True, good)

@@ -31,7 +31,7 @@ from torchkiln.oci.compression import format_of
 from torchkiln.oci.encode import encode
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import bounded, open_layer
-from torchkiln.publish.verify import Point
+from torchkiln.publish.attached import Point
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
@@ -105,11 +105,9 @@ def rebuild(
         except KilnError as error:
             return _bad(error.message)
     if built.manifest == image.manifest:
-        return Point(what="rebuild", good=True, text=f"rebuilt from its lock: {built.manifest}")
+        return Point("rebuild", True, f"rebuilt from its lock: {built.manifest}")
     if built.config == image.config_digest:
-        return Point(
-            what="rebuild", good=True, text="rebuilt from its lock: same content, other layer compression"
-        )
+        return Point("rebuild", True, "rebuilt from its lock: same content, other layer compression")
     return _bad(f"rebuilt from its lock: digest mismatch: {built.manifest}")
 
 
@@ -124,7 +122,7 @@ def _artefacts(locked: LockedCell) -> dict[Kind, Artefact]:
 
 
 def _bad(text: str) -> Point:
-    return Point(what="rebuild", good=False, text=text)
+    return Point("rebuild", False, text)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.validate.documents import LayoutFault
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
+from torchkiln.publish.attached import Point, of_sboms
 from torchkiln.publish.rebuild import RebuildContext, rebuild
-from torchkiln.publish.verify import Point, Verification, VerifyCriteria, of_sboms, verify
+from torchkiln.publish.verify import Verification, VerifyCriteria, verify
 from torchkiln.publish.verify_below import verify_below
 from torchkiln.registry import pulling
 from torchkiln.registry.reading import RepositoryReader
@@ -159,12 +160,10 @@ class VerifySession:
         except VerificationFailed as error:
             wrong = error.message
         if wrong:
-            yield Point(what="layers", good=False, text=wrong)
+            yield Point("layers", False, wrong)
             return
         total = size(sum(layer.size for layer in image.layers))
-        yield Point(
-            what="layers", good=True, text=f"{len(image.layers)} layers, {total}, every file verified"
-        )
+        yield Point("layers", True, f"{len(image.layers)} layers, {total}, every file verified")
         evidence = read_evidence(image, Store(layout.with_name("cache")), observer=self.observer)
         items = items_of(evidence)
         point = of_sboms(
@@ -179,7 +178,7 @@ class VerifySession:
         bad = [point.what for point in points if not point.good]
         if bad or result.origin is None:
             text = f"not rebuilt: verification failed ({', '.join(bad) or 'no provenance'})"
-            return Point(what="rebuild", good=False, text=text)
+            return Point("rebuild", False, text)
         context = RebuildContext(
             matrix=self.matrix,
             facts=self.facts,

@@ -6,12 +6,11 @@ identity signed are ignored, and their number is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
-from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import reason_of
 from torchkiln.attest.trust import Trust
 from torchkiln.build.predicted_digest import predicted_blobs
@@ -31,28 +30,24 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import RECIPE
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached, reports_in
+from torchkiln.publish.attached import (
+    NOT_VERIFIED,
+    AttachedStatements,
+    Point,
+    attached,
+    of_sboms,
+    reports_in,
+)
 from torchkiln.publish.publish import SIGNATURE
 from torchkiln.publish.verify_project import ProjectCriteria, verify_project
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
-from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"
-_SHOWN = 20  # maximum differences of SBOMs in a message
 _EVER = 36_500  # days: the gate checked the age of the runs at publication
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """The result of one verification step."""
-
-    what: str
-    good: bool
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +88,7 @@ def verify(
     points = list(_of_signatures(statements, trust))
     if is_project(image):
         own = ProjectCriteria(policy=criteria.policy, at=criteria.at, signed=trust.verifies)
-        points += (
-            Point(what=what, good=good, text=text)
-            for what, good, text in verify_project(statements, image, own, tag=tag)
-        )
+        points += verify_project(statements, image, own, tag=tag)
         points += _of_retractions(statements)
         return Verification(points=tuple(points), origin=None, statements=statements)
     provenance, point = _origin(statements)
@@ -120,33 +112,32 @@ def verify(
 
 def _of_signatures(statements: AttachedStatements, trust: Trust) -> Iterator[Point]:
     for text in statements.damaged:
-        yield Point(what="statements", good=False, text=text)
+        yield Point("statements", False, text)
     count = sum(map(len, statements.by_kind.values()))
     others = f"; {statements.untrusted} by others ignored" if statements.untrusted else ""
     if statements.other_role:
         others += f" ({statements.other_role} signed by a trusted key in another role)"
     if not trust.verifies:
-        text = f"{count} statements{others}; {NOT_VERIFIED}"
-        yield Point(what="signatures", good=True, text=text)
+        yield Point("signatures", True, f"{count} statements{others}; {NOT_VERIFIED}")
         return
     signatures = statements.by_kind.get(SIGNATURE, ())
     signers = sorted({signer for signature in signatures for signer in signature.signers})
     signed = f"{count} statements by {', '.join(signers)}" if signers else "not signed by a trusted key"
-    yield Point(what="signatures", good=bool(signers), text=f"{signed}{others}")
+    yield Point("signatures", bool(signers), f"{signed}{others}")
 
 
 def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
     """The provenance. If there are several, all must have the same lock: their order is not signed."""
     found = statements.all(PROVENANCE)
     if not found:
-        return None, Point(what="provenance", good=False, text="no trusted provenance found")
+        return None, Point("provenance", False, "no trusted provenance found")
     try:
         origins = [origin(statement, where="provenance") for statement in found]
     except KilnError as error:
-        return None, Point(what="provenance", good=False, text=error.message)
+        return None, Point("provenance", False, error.message)
     if len({lock_digest(candidate.locked) for candidate in origins}) > 1:
         text = f"{len(origins)} statements have different locks"
-        return None, Point(what="provenance", good=False, text=text)
+        return None, Point("provenance", False, text)
     provenance = max(
         origins,
         key=lambda candidate: (
@@ -158,7 +149,7 @@ def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
     source = f", source {provenance.short_source}" if provenance.source else ""
     tag, wheels = tag_of(provenance.locked.resolution), len(provenance.locked.wheels)
     text = f"{tag}, {wheels} wheels{source}, by {provenance.builder}"
-    return provenance, Point(what="provenance", good=True, text=text)
+    return provenance, Point("provenance", True, text)
 
 
 def _of_name(
@@ -167,49 +158,42 @@ def _of_name(
     """Compare the requested tag with the lock, the layer format, and the signed names."""
     own = cell + tag_suffix(image.layer_format)
     if (label := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
-        return Point(
-            what="name", good=False, text=f"the version label is {label}, but the lock is for {cell}"
-        )
+        return Point("name", False, f"the version label is {label}, but the lock is for {cell}")
     if why := misfit(tag, own, matrix):
-        return Point(what="name", good=False, text=f"{tag} is another image's name: {why}")
-    names: set[str] = set()
+        return Point("name", False, f"{tag} is another image's name: {why}")
     try:
-        for statement in statements.all(PUBLICATION):
-            names |= published_names(statement, where="names")
+        names = statements.names()
         decisions = [decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)]
     except KilnError as error:
-        return Point(what="name", good=False, text=error.message)
+        return Point("name", False, error.message)
     if tag in names:
-        return Point(what="name", good=True, text=f"it was published as {tag}")
+        return Point("name", True, f"it was published as {tag}")
     if names:
         text = f"it was published as {', '.join(sorted(names))}, not as {tag}: the tag was moved"
-        return Point(what="name", good=False, text=text)
+        return Point("name", False, text)
     if any(decision.names_signed for decision in decisions):
-        text = f"the statement of its names is missing: no signature confirms {tag}"
-        return Point(what="name", good=False, text=text)
+        return Point("name", False, f"the statement of its names is missing: no signature confirms {tag}")
     if (undated(tag) or (tag, ""))[0] == own or tag in aliases_for(own, matrix):
-        text = f"{tag} matches its lock; it was published before names were signed"
-        return Point(what="name", good=True, text=text)
+        return Point("name", True, f"{tag} matches its lock; it was published before names were signed")
     text = f"{tag} is neither its tag nor an alias of it, and no signature confirms {tag}"
-    return Point(what="name", good=False, text=text)
+    return Point("name", False, text)
 
 
 def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
     """Compute configuration and layers from the lock, and compare them with those of *image*."""
     if provenance.recipe != RECIPE:
         text = f"not compared: made by recipe {provenance.recipe}, but this torchkiln has recipe {RECIPE}"
-        return Point(what="lock", good=True, text=text)
+        return Point("lock", True, text)
     try:
         plan = planned(provenance.locked)
     except KilnError as error:
-        return Point(what="lock", good=False, text=error.message)
+        return Point("lock", False, error.message)
     blobs = predicted_blobs(plan)
     if len(blobs) != len(image.layers):
-        text = f"it has {len(image.layers)} layers, but its lock has {len(blobs)}"
-        return Point(what="lock", good=False, text=text)
+        return Point("lock", False, f"it has {len(image.layers)} layers, but its lock has {len(blobs)}")
     pairs = list(zip(plan.layers, blobs, image.layers, strict=True))
     if wrong := [layer.title for layer, blob, actual in pairs if blob and blob.diff_id != actual.diff_id]:
-        return Point(what="lock", good=False, text=f"layers differ from its lock: {', '.join(wrong)}")
+        return Point("lock", False, f"layers differ from its lock: {', '.join(wrong)}")
     known = [
         ImageLayer(
             title=layer.title,
@@ -218,11 +202,10 @@ def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCe
         for layer, blob, actual in pairs
     ]
     if describe(plan, known).config_digest != image.config_digest:
-        text = "the configuration differs from that of its lock and this source"
-        return Point(what="lock", good=False, text=text)
+        return Point("lock", False, "the configuration differs from that of its lock and this source")
     unknown = blobs.count(None)
     also = f"; {unknown} layers are not recorded in the lock" if unknown else ""
-    return Point(what="lock", good=True, text=f"configuration and layers match{also}")
+    return Point("lock", True, f"configuration and layers match{also}")
 
 
 def _of_reports(
@@ -267,9 +250,9 @@ def _of_reports(
     if decision and decision.override:
         wrong.insert(0, f"published with --override: {decision.override}")
     if wrong:
-        return Point(what="smoke", good=False, text="\n".join(wrong))
+        return Point("smoke", False, "\n".join(wrong))
     text = f"{len(result.passed)} checks passed{also}; on {', '.join(result.gpus) or 'no GPU'}"
-    return Point(what="smoke", good=True, text=text)
+    return Point("smoke", True, text)
 
 
 def _decision(statements: AttachedStatements) -> tuple[Decision | None, list[str]]:
@@ -281,30 +264,12 @@ def _decision(statements: AttachedStatements) -> tuple[Decision | None, list[str
     return prevailing(found), [] if found else ["no trusted decision of the gate found"]
 
 
-def of_sboms(statements: AttachedStatements, differences: Callable[[bytes, str], Sequence[str]]) -> Point:
-    """Check both SBOMs with *differences*, which compares a document with the image."""
-    wrong: list[str] = []
-    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
-        documents = statements.all(kind)
-        if not documents:
-            wrong.append(f"no trusted {name} document found")
-        for document in documents:
-            try:
-                wrong += [f"{name}: {text}" for text in differences(document_of(document), name)]
-            except KilnError as error:
-                wrong.append(error.message)
-    if wrong:
-        more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-        return Point(what="sbom", good=False, text="\n".join([*wrong[:_SHOWN], *more]))
-    return Point(what="sbom", good=True, text="SPDX and CycloneDX match the image")
-
-
 def _of_retractions(statements: AttachedStatements) -> Iterator[Point]:
     for retraction in statements.retractions:
         try:
             reason, when = reason_of(retraction.statement, where="retraction")
         except KilnError as error:
             reason, when = error.message, "?"
-        yield Point(what="retraction", good=False, text=f"retracted at {when}: {reason}")
+        yield Point("retraction", False, f"retracted at {when}: {reason}")
     for reason in statements.untrusted_retractions:
-        yield Point(what="retraction", good=True, text=f"ignored, not signed by a trusted key: {reason}")
+        yield Point("retraction", True, f"ignored, not signed by a trusted key: {reason}")

@@ -15,7 +15,8 @@ from torchkiln.model.project import APP, LABEL, PARENT_LABEL
 from torchkiln.oci.labels import container_config, labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.project.settings import is_protected
-from torchkiln.publish.verify import Point, Verification
+from torchkiln.publish.attached import Point
+from torchkiln.publish.verify import Verification
 from torchkiln.registry import pulling
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.smoke.project.account import account_of
@@ -43,12 +44,11 @@ def verify_below(
     try:
         digest = parse_digest(label.partition("@")[2])
     except ValueError:
-        yield Point(what=_WHAT, good=False, text=f"the label names no image: {printable(label[:300])!r}")
+        yield Point(_WHAT, False, f"the label names no image: {printable(label[:300])!r}")
         return
     found = reading.manifest(digest)
     if found is None:
-        text = f"{label} is not in this repository: its reports were not read"
-        yield Point(what=_WHAT, good=True, text=text)
+        yield Point(_WHAT, True, f"{label} is not in this repository: its reports were not read")
         return
     below = pulling.documents(reading, found, folder, "below")
     env = container_config(image).get("Env") or []
@@ -65,7 +65,7 @@ def verify_below(
     if store is not None and result.origin is not None and not faults:
         faults += _layer_faults(image, below, result.origin.locked, store)
         text += ", and the other layers do not change it"
-    yield Point(what=_WHAT, good=not faults, text="\n".join(faults) or text)
+    yield Point(_WHAT, not faults, "\n".join(faults) or text)
 
 
 def _layer_faults(image: ImageOnDisk, below: ImageOnDisk, locked: LockedCell, store: Store) -> list[str]:

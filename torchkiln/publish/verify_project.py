@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.check_status import check_status
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
@@ -21,9 +20,8 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.model.project import LABEL, PARENT_LABEL
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.attached import AttachedStatements, reports_in
+from torchkiln.publish.attached import AttachedStatements, Point, of_sboms, reports_in
 from torchkiln.sbom.listed import listed
-from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
@@ -59,32 +57,36 @@ class ProjectCriteria:
     signed: bool  # signatures are verified, and reports must be signed
 
 
-#: (what, whether it is good, text) of each step.
-Found = tuple[str, bool, str]
-
-
 def verify_project(
     statements: AttachedStatements, image: ImageOnDisk, criteria: ProjectCriteria, *, tag: str | None
-) -> Iterator[Found]:
+) -> Iterator[Point]:
     """Verify *image*, the image of a project, by its *statements*; *tag* is the name to verify, or None."""
     try:
         below, test, override = _decided(statements)
     except KilnError as error:
-        yield "gate", False, error.message
+        yield Point("gate", False, error.message)
         return
     cited = f"{below['tag']}@{below['digest']}"
     if labels(image).get(PARENT_LABEL) != cited:
-        yield "gate", False, f"the decision is about a project on {cited}, but the label names another image"
+        yield Point(
+            "gate", False, f"the decision is about a project on {cited}, but the label names another image"
+        )
     elif override:
-        yield "gate", False, f"published with --override: {override}"
+        yield Point("gate", False, f"published with --override: {override}")
     else:
         gpus = ", ".join(below["gpus"]) or "no GPU"
         count = len(below["reports"])
         cites = "its report is" if count == 1 else f"its {count} reports are"
         passed = f"which passed {len(below['passed'])} checks on {gpus}"
-        yield "gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read"
+        yield Point("gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read")
     yield _of_reports(statements, image, cited, test, criteria)
-    yield _of_sboms(statements, image)
+
+    def differences(data: bytes, name: str) -> list[str]:
+        found = listed(data, where=name).image
+        return [] if found == image.manifest else [f"the SBOM is of {found}, not of this image"]
+
+    good = "SPDX and CycloneDX are of this image; --full compares them with its layers"
+    yield of_sboms(statements, differences, good)
     if tag is not None:
         yield _of_name(statements, tag, labels(image).get(LABEL, ""))
 
@@ -111,7 +113,7 @@ def _of_reports(
     cited: str,
     test: Sequence[str],
     criteria: ProjectCriteria,
-) -> Found:
+) -> Point:
     """Evaluate the reports of the project's checks again, but not their age; none may be from the future."""
     policy = replace(
         criteria.policy,
@@ -134,37 +136,16 @@ def _of_reports(
         lacks = check_status(check, [(report, {}) for report in reports], suite, required=True).lacks
         wrong += [f"{check.id}: {text}" for text in lacks]
     if wrong:
-        return "smoke", False, "\n".join(wrong)
-    return "smoke", True, f"{', '.join(check.id for check in checks)} passed in the project's image"
+        return Point("smoke", False, "\n".join(wrong))
+    return Point("smoke", True, f"{', '.join(check.id for check in checks)} passed in the project's image")
 
 
-def _of_sboms(statements: AttachedStatements, image: ImageOnDisk) -> Found:
-    """Check that both documents are of this image; `--full` compares them with the layers."""
-    wrong = []
-    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
-        documents = statements.all(kind)
-        if not documents:
-            wrong.append(f"no trusted {name} document found")
-        for document in documents:
-            try:
-                found = listed(document_of(document), where=name)
-            except KilnError as error:
-                wrong.append(error.message)
-                continue
-            if found.image != image.manifest:
-                wrong.append(f"{name}: the SBOM is of {found.image}, not of this image")
-    text = "\n".join(wrong) or "SPDX and CycloneDX are of this image; --full compares them with its layers"
-    return "sbom", not wrong, text
-
-
-def _of_name(statements: AttachedStatements, tag: str, name: str) -> Found:
-    names: set[str] = set()
+def _of_name(statements: AttachedStatements, tag: str, name: str) -> Point:
     try:
-        for statement in statements.all(PUBLICATION):
-            names |= published_names(statement, where="names")
+        names = statements.names()
     except KilnError as error:
-        return "name", False, error.message
+        return Point("name", False, error.message)
     if tag in names:
-        return "name", True, f"{name} was published as {tag}"
+        return Point("name", True, f"{name} was published as {tag}")
     listed_names = ", ".join(sorted(names)) or "no name"
-    return "name", False, f"{name} was published as {listed_names}, not as {tag}: the tag was moved"
+    return Point("name", False, f"{name} was published as {listed_names}, not as {tag}: the tag was moved")
