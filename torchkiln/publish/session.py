@@ -41,6 +41,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.places import INSTALLED, ROOT
 
 T = TypeVar("T")
+_GIT_SECONDS = 20.0
 
 
 class PublishListener:
@@ -218,9 +219,6 @@ def builder_of(environ: Mapping[str, str]) -> str:
     """The builder's id for the provenance: the workflow of this CI job, else a fixed URN."""
     server, workflow = environ.get("GITHUB_SERVER_URL"), environ.get("GITHUB_WORKFLOW_REF")
     return f"{server}/{workflow}" if server and workflow else "urn:torchkiln:builder"
-
-
-_GIT_SECONDS = 20.0  # seconds
 
 
 def source_of() -> SourceRevision | SourcePackage | None:
