@@ -171,8 +171,10 @@ def build(
     )
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
+        from torchkiln.docker.build import BuildxOptions
 
-        image_builder = DockerBuilder(context, base, builder, cache_from, cache_to)
+        buildx = BuildxOptions(base=base, builder=builder, cache_from=cache_from, cache_to=cache_to)
+        image_builder = DockerBuilder(context, buildx)
     if smoke:
         from torchkiln.cli.shared import smoke_output
         from torchkiln.smoke.report import demand_pass

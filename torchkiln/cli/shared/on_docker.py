@@ -9,7 +9,7 @@ from typing import Any
 from torchkiln.build.environment import open_environment
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.docker import build as docker_build
+from torchkiln.docker.build import BuildxOptions
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
 from torchkiln.docker.dockerfile import demand_full
@@ -26,10 +26,7 @@ class DockerBuilder:
     """Builds in the engine that DOCKER_HOST or the current Docker context names."""
 
     context: BuildContext
-    base: str | None  # an image, instead of torchkiln's base
-    builder: str | None
-    cache_from: tuple[str, ...]
-    cache_to: tuple[str, ...]
+    options: BuildxOptions
 
     def build(self, cell: Cell) -> dict[str, Any]:
         """Build, print the result, and return what --json prints."""
@@ -46,12 +43,7 @@ class DockerBuilder:
                 engine,
                 open_environment(store, observer=observer, say=context.say),
                 sources=context.sources,
-                options=docker_build.BuildxOptions(
-                    builder=self.builder,
-                    cache_from=self.cache_from,
-                    cache_to=self.cache_to,
-                    base=self.base,
-                ),
+                options=self.options,
             )
         context.say(f"built in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
         context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
