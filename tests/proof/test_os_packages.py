@@ -12,6 +12,7 @@ import pytest
 from tests.needs import needs_mmdebstrap, nightly
 from torchkiln.base import artefact
 from torchkiln.base.os_packages import ensure_apt, lock_apt
+from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import OsLayers
 from torchkiln.store.root import cache_root
@@ -32,12 +33,14 @@ def copied(layers: OsLayers, source: Store, root: Path) -> Store:
     return store
 
 
-def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) -> None:
-    """Lock the packages, and rebuild the layer from the archive with another cache."""
+def test_the_real_archives_packages_give_the_same_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lock packages, and build the layer with other caches: by mmdebstrap, and without it from effects."""
     mine = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
     layers = OsLayers(base=base)
-    first, second = (copied(layers, mine, tmp_path / name) for name in ("first", "second"))
+    first, second, third = (copied(layers, mine, tmp_path / name) for name in ("1", "2", "3"))
 
     apt, notes = lock_apt(NAMES, layers, frozenset(), first, environ=os.environ)
 
@@ -50,6 +53,11 @@ def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) ->
     assert {"usr/bin/git-lfs", "usr/lib/x86_64-linux-gnu/libxcb.so.1", "etc/ld.so.cache"} <= members
     assert not {"var/lib/dbus/machine-id", "etc/machine-id", "etc/apt/sources.list"} & members
     assert ensure_apt(apt, layers, frozenset(), second, environ=os.environ) == apt
+    commit_effects(tmp_path, apt, first)
+    learn(tmp_path, apt, third)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    assert ensure_apt(apt, layers, frozenset(), third, environ=os.environ) == apt
+    assert (tmp_path / APT_EFFECTS).stat().st_size < 150_000
 
 
 @nightly
