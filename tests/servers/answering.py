@@ -1,0 +1,54 @@
+"""A server whose responses a function makes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.servers.background import InBackground
+
+#: Status, headers and body.
+Answer = tuple[int, Mapping[str, str], bytes]
+NOT_FOUND: Answer = (404, {}, b"")
+
+
+class Answering(InBackground):
+    """Answers each GET and HEAD by `answer(path, headers)`; a context manager."""
+
+    def __init__(
+        self,
+        answer: Callable[[str, Mapping[str, str]], Answer],
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                status, headers, body = answer(self.path, self.headers)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format: str, *_: object) -> None: ...
+
+        self._server = _Server((host, 0), Handler)
+        self.port = self._server.server_port
+        if tls:
+            # The handshake is done in the handler's thread. In the accept loop, it would block other clients.
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def url(self, path: str = "") -> str:
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
