@@ -46,7 +46,8 @@ def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
             server_state.requests.append((method, path))
             server_state.headers.append(head.decode("latin-1"))
             matched = next((one for key, one in answers.items() if re.search(key, f"{method} {path}")), None)
-            pieces = matched(path) if callable(matched) else [matched or document(b"", "404 Not Found")]
+            found = document(b"", "404 Not Found") if matched is None else matched
+            pieces = found(path) if callable(found) else [found]
             with suppress(OSError):
                 for piece in pieces:
                     self.request.sendall(piece.replace(b"HOST", server_state.host.encode()))

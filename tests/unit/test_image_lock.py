@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.published import a_built_publisher
+from tests.published import a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
 from tests.reports import TAG
 from torchkiln.build.image_lock import lock_of, remember_lock
@@ -21,7 +21,7 @@ from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 
-__all__ = ["a_built_publisher"]
+__all__ = ["a_built_publisher", "a_copied_publisher"]
 
 
 @dataclass
@@ -57,8 +57,7 @@ def with_base(locked: LockedCell, digit: str) -> LockedCell:
 
 
 @pytest.fixture
-def moved(built: Publisher, tmp_path: Path) -> Moved:
-    publisher = Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher", symlinks=True))
+def moved(publisher: Publisher) -> Moved:
     own = load_locked(publisher.folder / "images", TAG)
     save(publisher.folder / "images", with_base(own, "1"))
     return Moved(publisher=publisher, image=open_layout(publisher.layout).image(TAG), own=own)
