@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.layers import sha256
+from tests.stored import locked_file
 from torchkiln.errors import BuildFailed, NotListed
-from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Fetcher
 from torchkiln.wheel.install import parse_name
@@ -19,14 +19,8 @@ from torchkiln.wheel.source import Cancelled
 def locked_wheel(path: Path) -> LockedWheel:
     """The lock entry of the wheel at *path*."""
     name = parse_name(path.name)
-    return LockedWheel(
-        name=name.distribution.replace("_", "-").lower(),
-        version=str(name.version),
-        filename=path.name,
-        sha256=sha256(path),
-        size=path.stat().st_size,
-        index=Source.DEFAULT,
-    )
+    project = name.distribution.replace("_", "-").lower()
+    return locked_file(project, str(name.version), path.name, path.read_bytes())
 
 
 class FakeIndex:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import tarfile
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tests.standalone_scene import (
     small_build,
     started,
 )
+from tests.stored import put_file
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.build import sdist as building
@@ -34,10 +34,8 @@ from torchkiln.errors import BuildFailed
 from torchkiln.gate.project.read import ProjectImage, read_evidence
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
 from torchkiln.oci.layout import open_layout
@@ -164,17 +162,7 @@ def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
 
     monkeypatch.setattr(building, "run_enclosed", run)
     store, (filename, data) = scene.images.store, sdist(files_of())
-    temporary = store.temporary("sdist")
-    temporary.write_bytes(data)
-    archive = LockedWheel(
-        name="tool",
-        version="1.0",
-        filename=filename,
-        sha256=hashlib.sha256(data).hexdigest(),
-        size=len(data),
-        index=Source.DEFAULT,
-    )
-    store.adopt(temporary, store.wheel(archive))
+    archive = put_file("tool", "1.0", filename, data, store)
     with pytest.raises(BuildFailed, match="stopped here"):
         SandboxedBuilder(store=store).build(SourceCode(archive=archive), scene.images.cell, lambda _: ())
 

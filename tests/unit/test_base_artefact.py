@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.roots import entry, tar_of
+from tests.stored import put, put_tar
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status
 from torchkiln.errors import BuildFailed, ConfigError
@@ -41,11 +42,7 @@ def a_tar(version: str, *more: object) -> bytes:
 
 def blob_of(tar: bytes, store: Store | None) -> dict[str, Any]:
     """The fields of a lock for the blob of *tar*; the blob is written to *store*."""
-    blob, encoded = encode_bytes(tar)
-    if store is not None:
-        temporary = store.temporary("blob")
-        temporary.write_bytes(blob)
-        store.adopt(temporary, store.blob(encoded.digest))
+    encoded = put_tar(tar, store) if store else encode_bytes(tar)[1]
     return {**asdict(encoded), "encoder": ENCODER}
 
 
@@ -146,7 +143,7 @@ def test_a_vault_comes_before_the_archive(tmp_path: Path, store: Store, archive:
     assert (store.has_blob(locked.digest, locked.size), archive.builds) == (True, 0)
 
     store.blob(locked.digest).unlink()
-    vault.blob(locked.digest).write_bytes(bytes(locked.size))
+    put(bytes(locked.size), vault.blob(locked.digest), vault)
     base, _ = ensure(locked, store, TORCHKILN_VAULT=str(tmp_path))
     assert (base, archive.builds) == (a_base(None, "3.0.19"), 1)
 

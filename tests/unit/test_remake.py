@@ -11,6 +11,7 @@ import pytest
 
 from tests.deb_files import Package
 from tests.servers.deb_server import DebServer
+from tests.stored import put
 from torchkiln.base import artefact
 from torchkiln.base.archive import commit_files, record_files
 from torchkiln.base.deb_archive import Debs, DebSource
@@ -220,9 +221,7 @@ def test_without_locked_only_the_present_packages_are_used_from_then_on(
     newer = replace(scene.base, digest=Digest("sha256:" + "7" * 64))
 
     def build(*_: object, **__: object) -> LockedBase:
-        blob = scene.store.temporary("newer")
-        blob.write_bytes(bytes(newer.size))
-        scene.store.adopt(blob, scene.store.blob(newer.digest))
+        put(bytes(newer.size), scene.store.blob(newer.digest), scene.store)
         return newer
 
     monkeypatch.setattr(artefact, "build", build)
