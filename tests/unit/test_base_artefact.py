@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +56,26 @@ def a_base(store: Store | None, version: str = "3.0.18") -> LockedBase:
     return LockedBase(os="debian12", python="3.11.2", **blob_of(a_tar(version), store), packages=named)
 
 
+@dataclass
 class Archive:
-    """A fake Debian archive: builds one base and counts the builds."""
+    """A fake Debian archive in its present state; it counts the builds."""
 
-    def __init__(self, version: str) -> None:
-        self.version, self.builds = version, 0
+    openssl: str = "3.0.18"
+    bases: int = 0
 
     def build(self, _: object, store: Store, **__: object) -> LockedBase:
-        self.builds += 1
-        return a_base(store, self.version)
+        self.bases += 1
+        return a_base(store, self.openssl)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
+@pytest.fixture(name="store")
+def a_store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache")
 
 
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
-    archive = Archive("3.0.18")
+    archive = Archive()
     monkeypatch.setattr(artefact, "build", archive.build)
     return archive
 
@@ -113,7 +114,7 @@ def test_an_invalid_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, obj
 
 
 def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:
-    locked, archive.version = a_base(None), "3.0.19"
+    locked, archive.openssl = a_base(None), "3.0.19"
 
     with pytest.raises(BuildFailed, match=r"openssl 3\.0\.18 → 3\.0\.19") as caught:
         ensure(locked, store, locked_only=True)
@@ -123,7 +124,7 @@ def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:
 
 
 def test_a_replacement_is_used_only_with_its_blob_lock_and_mirror(store: Store, archive: Archive) -> None:
-    locked, archive.version = a_base(None), "3.0.19"
+    locked, archive.openssl = a_base(None), "3.0.19"
     base, _ = ensure(locked, store)
 
     ensure(locked, store, TORCHKILN_DEBIAN_MIRROR="http://snap.test/x")
@@ -131,21 +132,21 @@ def test_a_replacement_is_used_only_with_its_blob_lock_and_mirror(store: Store, 
     store.blob(base.digest).unlink()
     ensure(locked, store)
 
-    assert archive.builds == 4
+    assert archive.bases == 4
 
 
 def test_a_vault_comes_before_the_archive(tmp_path: Path, store: Store, archive: Archive) -> None:
     """A blob of the vault with other bytes is not used."""
-    vault, archive.version = Store(tmp_path), "3.0.19"
+    vault, archive.openssl = Store(tmp_path), "3.0.19"
     locked = a_base(vault)
 
     assert ensure(locked, store, TORCHKILN_VAULT=str(tmp_path)) == (locked, ())
-    assert (store.has_blob(locked.digest, locked.size), archive.builds) == (True, 0)
+    assert (store.has_blob(locked.digest, locked.size), archive.bases) == (True, 0)
 
     store.blob(locked.digest).unlink()
     put(bytes(locked.size), vault.blob(locked.digest), vault)
     base, _ = ensure(locked, store, TORCHKILN_VAULT=str(tmp_path))
-    assert (base, archive.builds) == (a_base(None, "3.0.19"), 1)
+    assert (base, archive.bases) == (a_base(None, "3.0.19"), 1)
 
 
 def test_added_removed_and_changed_packages() -> None:

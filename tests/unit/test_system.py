@@ -10,7 +10,8 @@ import pytest
 
 from tests.planned import LOCK_DIGEST, locked
 from tests.roots import entry, tar_of
-from tests.unit.test_base_artefact import a_base, blob_of, packages
+from tests.unit.test_base_artefact import Archive as ArchiveOfBases
+from tests.unit.test_base_artefact import a_base, a_store, blob_of, packages
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
 from torchkiln.base.on_top import pins
@@ -22,6 +23,8 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Silent
 from torchkiln.plan.plan import plan
 from torchkiln.store.store import Store
+
+__all__ = ["a_store"]
 
 STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
 
@@ -40,17 +43,11 @@ def some_tools(base: LockedBase, store: Store | None, cmake: str = "3.25") -> Lo
 
 
 @dataclass
-class Archive:
-    """A fake Debian archive in its present state; it counts the builds."""
+class Archive(ArchiveOfBases):
+    """It also builds tools."""
 
-    openssl: str = "3.0.18"
     cmake: str = "3.25"
-    bases: int = 0
     tools: int = 0
-
-    def build_base(self, _: object, store: Store, **__: object) -> LockedBase:
-        self.bases += 1
-        return a_base(store, self.openssl)
 
     def build_tools(self, _: str, __: object, base: LockedBase, store: Store, **___: object) -> LockedTools:
         self.tools += 1
@@ -61,14 +58,9 @@ class Archive:
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     found = Archive()
-    monkeypatch.setattr(artefact, "build", found.build_base)
+    monkeypatch.setattr(artefact, "build", found.build)
     monkeypatch.setattr(tools, "build", found.build_tools)
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
 
 
 def a_cell() -> LockedCell:
