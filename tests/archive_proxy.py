@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
-import ipaddress
 import re
 import ssl
 import threading
@@ -15,13 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import requests
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from tests.servers.answering import Answer, Answering
+from tests.servers.certificate import with_authority
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import values, variables
 
@@ -44,7 +39,7 @@ def fetched(url: str) -> requests.Response:
 @contextmanager
 def private_archive(upstream: str, host: str, login: str, folder: Path) -> Iterator[PrivateArchive]:
     """A context manager: serve *upstream* at `https://login@host:port`."""
-    ca, certificate = _certificates(host, folder)
+    ca, certificate = with_authority(host, folder)
     expected = "Basic " + base64.b64encode(login.encode()).decode()
     requested: list[str] = []
 
@@ -89,28 +84,3 @@ def held_archive(os_name: str, environ: Mapping[str, str]) -> Iterator[Mapping[s
 def forwarded(found: requests.Response) -> Answer:
     kept = ("Last-Modified", "Content-Type")
     return found.status_code, {k: found.headers[k] for k in kept if k in found.headers}, found.content
-
-
-def _certificates(host: str, folder: Path) -> tuple[Path, Path]:
-    """Write a CA's certificate, and the key and certificate that it signed for a server at *host*."""
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "private archive's CA")])
-    today = datetime.datetime.now(datetime.timezone.utc)
-
-    def signed(name: x509.Name, key: ec.EllipticCurvePrivateKey, more: x509.ExtensionType) -> bytes:
-        made = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-        made = made.serial_number(x509.random_serial_number())
-        made = made.not_valid_before(today - datetime.timedelta(days=1))
-        made = made.not_valid_after(today + datetime.timedelta(days=1))
-        made = made.add_extension(more, critical=True)
-        return made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca, server = folder / "ca.pem", folder / "server.pem"
-    ca.write_bytes(signed(issuer, authority, x509.BasicConstraints(ca=True, path_length=None)))
-    alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    key = own.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    server.write_bytes(key + signed(subject, own, alternative))
-    return ca, server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from tests.oci_samples import Member, tar_of
 from tests.project_gate import Scene
@@ -156,9 +156,6 @@ def with_packages(small: Bench, lock: ProjectLock) -> ProjectLock:
         base=small.cell.base.digest,
         debs=DEBS,
         encoder=small.cell.base.encoder,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
+        **asdict(encoded),
     )
     return replace(lock, apt=apt)

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,7 @@ class Scene:
             base=LockedBase(
                 os="debian12",
                 python="3.11.2",
-                digest=encoded.digest,
-                diff_id=encoded.diff_id,
-                size=encoded.size,
-                unpacked=encoded.unpacked,
+                **asdict(encoded),
                 encoder=ENCODER,
                 packages=(OsPackage(name="python3.11-minimal", version="3.11.2-6"),),
             ),

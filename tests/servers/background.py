@@ -10,6 +10,15 @@ _T = TypeVar("_T", bound="InBackground")
 _LOOK = 0.01  # seconds between checks whether to stop
 
 
+class QuietServer(socketserver.ThreadingTCPServer):
+    """A server that ignores clients that disconnect."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
+
+
 class InBackground:
     """A context manager for a server; the constructor of a subclass creates `_server`."""
 

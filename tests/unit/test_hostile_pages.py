@@ -17,7 +17,7 @@ from torchkiln.index.listing import Page, listing
 from torchkiln.index.pages import MOST, Pages
 from torchkiln.index.read_page import found_on, wheels_on
 from torchkiln.index.session import IndexSession
-from torchkiln.index.settings import IndexSettings
+from torchkiln.index.settings import IndexSettings, index_settings
 from torchkiln.model.cell import Source
 from torchkiln.store.store import Store
 from torchkiln.util.http.redirects import UnsafeRedirect
@@ -170,16 +170,7 @@ def origin() -> Iterator[str]:
 
 def settings_of(url: str) -> IndexSettings:
     """Index settings with *url* as the only index."""
-    return IndexSettings(
-        default_url=url,
-        pytorch_url=None,
-        pytorch_untrusted=False,
-        ca_bundle=None,
-        client_cert=None,
-        proxy=None,
-        logins=(),
-        left_out=(),
-    )
+    return index_settings({}, pip_config="", default_url=url)
 
 
 @pytest.mark.parametrize(

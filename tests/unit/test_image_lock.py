@@ -64,11 +64,16 @@ def moved(publisher: Publisher) -> Moved:
 
 
 def test_the_layout_has_the_lock_of_each_image(moved: Moved) -> None:
+    """The committed lock is used if it is that of the image."""
     own = from_json(moved.kept.read_bytes())
 
     assert lock_digest(own) == labels(moved.image)["torchkiln.lock"]
     assert moved.found() == moved.own
     assert moved.found().layers == moved.own.layers != ()
+
+    save(moved.images, moved.own)
+    moved.kept.unlink()
+    assert moved.found() == moved.own
 
 
 def test_the_cache_has_it_for_a_copy_of_the_image(moved: Moved) -> None:
@@ -77,13 +82,6 @@ def test_the_cache_has_it_for_a_copy_of_the_image(moved: Moved) -> None:
     moved.refused()
 
     remember_lock(moved.own, moved.publisher.store)
-    assert moved.found() == moved.own
-
-
-def test_the_committed_lock_is_used_if_it_is_that_of_the_image(moved: Moved) -> None:
-    save(moved.images, moved.own)
-    moved.kept.unlink()
-
     assert moved.found() == moved.own
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,15 +82,14 @@ class Unlisting(Answering):
         self.listed += [prefix + path] * listed
         return replace(locked_wheel(file), path=path)
 
-    @contextmanager
-    def downloads(self) -> Iterator[tuple[Downloads, Store]]:
+    def downloads(self) -> tuple[Downloads, Store]:
         store = Store(self.folder / f"cache-{len(list(self.folder.iterdir()))}")
         settings = index_settings({}, pip_config="", default_url=self.page)
-        yield Downloads(Pages(settings, store), sleep=lambda _: None), store
+        return Downloads(Pages(settings, store), sleep=lambda _: None), store
 
     def fetched(self, wheel: LockedWheel) -> bytes:
-        with self.downloads() as (downloads, store):
-            return downloads.fetch_wheel(wheel, store).read_bytes()
+        downloads, store = self.downloads()
+        return downloads.fetch_wheel(wheel, store).read_bytes()
 
 
 @pytest.fixture
@@ -148,10 +146,9 @@ def test_a_lock_records_the_paths_that_all_mirrors_have(index: Unlisting) -> Non
     wheel = index.add("1.0")
     nothing: dict[str, Any] = dict.fromkeys(("constraints", "keep", "bound"), ())
     wanted = IndexRequest(requirements=("demo",), python="3.11", glibc=(2, 36), as_of="2099-01-01", **nothing)
-    with index.downloads() as (downloads, _):
-        found = PackageIndex(downloads.pages)
-        assert found.wheels(replace(wanted, paths=True)) == (wheel,)
-        assert found.wheels(wanted) == (replace(wheel, path=None),)
+    found = PackageIndex(index.downloads()[0].pages)
+    assert found.wheels(replace(wanted, paths=True)) == (wheel,)
+    assert found.wheels(wanted) == (replace(wheel, path=None),)
 
 
 @pytest.mark.parametrize(
