@@ -5,12 +5,29 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 from tests.servers.background import InBackground
 
 #: Status, headers and body.
 Answer = tuple[int, Mapping[str, str], bytes]
 NOT_FOUND: Answer = (404, {}, b"")
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler without a log."""
+
+    def answer(
+        self, status: int, headers: Mapping[str, str] = MappingProxyType({}), body: bytes = b""
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *_: object) -> None: ...
 
 
 class Answering(InBackground):
@@ -22,21 +39,13 @@ class Answering(InBackground):
         host: str = "127.0.0.1",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                status, headers, body = answer(self.path, self.headers)
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
+                self.answer(*answer(self.path, self.headers))
 
             do_HEAD = do_GET
-
-            def log_message(self, format: str, *_: object) -> None: ...
 
         self._server = _Server((host, 0), Handler)
         self.port = self._server.server_port

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.reports import LOCKED, TAG
 from tools import earlier_locks
 from tools.kept import IMAGES, PROOFS, kept_in
 from torchkiln.errors import ConfigError
@@ -25,7 +26,7 @@ from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import policy_of
 from torchkiln.model import recipe
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell, OsPackage
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke.expected import expected_env, facts_of
@@ -36,32 +37,24 @@ from torchkiln.smoke.suite import load_suite
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-LOCKED = load_locked(IMAGES, TAG)
 SUITE = load_suite(ROOT / "smoke_tests")
 POLICY = replace(matrix.read(ROOT / "matrix.yaml", facts.load()).policy, signed=True)
+PROOF = "2.7.1-cuda12.1-debian12-h200x2"
 # Tiers 0 to 3 of the image of LOCKED, on two H200.
-RUN = next(
-    kept.signed
-    for kept in kept_in(PROOFS)
-    if kept.signed.name.endswith("debian12-h200x2-tier3.dsse.json") and kept.signed.report.tag == TAG
-)
+RUN = next(kept.signed for kept in kept_in(PROOFS) if kept.signed.name == f"{PROOF}-tier3.dsse.json")
 WHEN = datetime(2026, 11, 29, tzinfo=timezone.utc)
 NEW = Digest("sha256:" + "5b" * 32)  # the image of the refreshed lock
 
 
-def with_packages(locked: LockedCell, **versions: str) -> LockedCell:
-    """*locked* on a new base with other *versions* of packages; in a name, "_" stands for "-"."""
-    new = {name.replace("_", "-"): version for name, version in versions.items()}
-    packages = tuple(
-        OsPackage(name=package.name, version=new.get(package.name, package.version))
-        for package in locked.base.packages
-    )
-    assert packages != locked.base.packages
+def with_packages(locked: LockedCell, versions: dict[str, str]) -> LockedCell:
+    """*locked* on a new base with other *versions* of packages."""
+    there = locked.base.packages
+    packages = tuple(replace(one, version=versions.get(one.name, one.version)) for one in there)
+    assert packages != there
     return replace(locked, base=replace(locked.base, digest=Digest("sha256:" + "77" * 32), packages=packages))
 
 
-REFRESHED = with_packages(LOCKED, openssl="3.0.99-1")
+REFRESHED = with_packages(LOCKED, {"openssl": "3.0.99-1"})
 
 
 def claiming(findings: Iterable[Finding], **claims: Any) -> Iterator[Finding]:
@@ -139,9 +132,9 @@ STACKS = {
     "triton": _wheel("triton"),
     "torchvision": _wheel("torchvision"),
     "a requirement of torch": _wheel("sympy"),
-    "libc": with_packages(REFRESHED, libc6="2.36-9+deb12u99"),
-    "libstdc++": with_packages(REFRESHED, **{"libstdc++6": "12.2.0-99"}),
-    "libgcc": with_packages(REFRESHED, libgcc_s1="12.2.0-99"),
+    "libc": with_packages(REFRESHED, {"libc6": "2.36-9+deb12u99"}),
+    "libstdc++": with_packages(REFRESHED, {"libstdc++6": "12.2.0-99"}),
+    "libgcc": with_packages(REFRESHED, {"libgcc-s1": "12.2.0-99"}),
     "Python": replace(REFRESHED, base=replace(REFRESHED.base, python="3.11.9")),
 }
 NOT_RUN = "not run: no report contains it"
@@ -296,7 +289,7 @@ def test_make_golden_keeps_the_lock_of_an_earlier_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of 2.7.1 has changed: its version of HEAD is kept until no report needs it."""
-    for path in PROOFS.glob("2.7.1-cuda12.1-debian12-h200x2*"):
+    for path in PROOFS.glob(f"{PROOF}*"):
         shutil.copy(path, tmp_path)
     now = {TAG: REFRESHED}
     monkeypatch.setattr(earlier_locks, "PROOFS", tmp_path)
