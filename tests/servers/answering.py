@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 
-from tests.servers.background import InBackground
+from tests.servers.background import InBackground, QuietHttpServer
 
 #: Status, headers and body.
 Answer = tuple[int, Mapping[str, str], bytes]
@@ -21,8 +21,9 @@ class QuietHandler(BaseHTTPRequestHandler):
         self, status: int, headers: Mapping[str, str] = MappingProxyType({}), body: bytes = b""
     ) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            if status != 204 or name != "Content-Length":
+                self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -47,7 +48,7 @@ class Answering(InBackground):
 
             do_HEAD = do_GET
 
-        self._server = _Server((host, 0), Handler)
+        self._server = QuietHttpServer((host, 0), Handler)
         self.port = self._server.server_port
         if tls:
             # The handshake is done in the handler's thread. In the accept loop, it would block other clients.
@@ -57,7 +58,3 @@ class Answering(InBackground):
 
     def url(self, path: str = "") -> str:
         return f"http://127.0.0.1:{self.port}/{path}"
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 64
