@@ -249,16 +249,8 @@ def _handler(proxy: FaultProxy) -> type[QuietHandler]:
         def say(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> int:
             """Send a response of the proxy itself, without reading the request's body, as real servers do."""
             data = json.dumps(value).encode()
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
-            if int(self.headers.get("Content-Length") or 0):
-                self.send_header("Connection", "close")
-                self.close_connection = True
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
+            end = {"Connection": "close"} if int(self.headers.get("Content-Length") or 0) else {}
+            self.answer(status, {**(headers or {}), **end}, data)
             return status
 
         def hang_up(self) -> int:

@@ -89,12 +89,7 @@ class Bench:
         """Build the project."""
         with _small_build():
             return build_project(
-                self._source(lock),
-                MATRIX,
-                FACTS,
-                self.layout,
-                self._environment(),
-                options or BuildOptions(),
+                self._source(lock), MATRIX, FACTS, self.layout, self._environment(), options or BuildOptions()
             )
 
     def rebuild(self, before: BuiltProject, lock: ProjectLock) -> BuiltProject:

@@ -105,10 +105,7 @@ def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
         f"Package: {deb.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {deb.version}"
         for deb in packages
     )
-    files = {
-        "var/lib/dpkg/status": f"{status}\n",
-        "etc/apt/preferences.d/x": "",
-    }
+    files = {"var/lib/dpkg/status": f"{status}\n", "etc/apt/preferences.d/x": ""}
     tar = tar_of([entry(f"./{path}", text.encode(), mode=0o644) for path, text in files.items()])
     encoded = put_tar(tar, store)  # a base with only the files that apt reads before it runs dpkg
     base = replace(fresh.base, digest=encoded.digest, packages=packages)

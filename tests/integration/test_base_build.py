@@ -186,23 +186,16 @@ def remade(base: LockedBase, store: Store, folder: Path) -> None:
         if path.name == "site-packages":
             shutil.copytree(path, packages, dirs_exist_ok=True, symlinks=True)
     shutil.copytree(ROOT / "torchkiln", packages / "torchkiln", dirs_exist_ok=True)
-    for place in (packages, debs, folder / "images"):
-        subprocess.run(["chmod", "-R", "a+rX", place], check=True)
-    subprocess.run(["chown", "-R", "65534:65534", cache], check=True)
+    subprocess.run(["chmod", "-R", "a+rX", packages, debs, folder / "images"], check=True)
+    os.chown(cache, 65534, 65534)
     python = Path("/usr/bin/python3")  # this user cannot read root's
     if not python.is_file():
         pytest.skip(f"{python} is missing: apt-get install python3")
-    argv = [str(python), "-I", "-B", "-c", _REMAKE, json.dumps([str(packages)])]
-    ran = subprocess.run(
-        [*argv, str(folder / "images"), str(debs), str(cache)],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        env={"PATH": "/nowhere", "TORCHKILN_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    places = [str(place) for place in (folder / "images", debs, cache)]
+    argv = [str(python), "-I", "-B", "-c", _REMAKE, json.dumps([str(packages)]), *places]
+    environ = {"PATH": "/nowhere", "TORCHKILN_CACHE": str(cache)}
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    ran = subprocess.run(argv, **nobody, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {"made": True, "uid": 65534, "found": []}
 
@@ -248,13 +241,9 @@ def python(request: pytest.FixtureRequest) -> ConfinedPython:
 
 
 def output_of(python: ConfinedPython, code: str) -> list[str]:
-    got = subprocess.run(
-        [*python.argv(), "-c", code],
-        env={"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"}
+    argv = [*python.argv(), "-c", code]
+    got = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert (got.returncode, got.stderr) == (0, "")
     return got.stdout.splitlines()
 

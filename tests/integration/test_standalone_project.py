@@ -12,16 +12,7 @@ import pytest
 from tests.needs import needs_namespaces
 from tests.planned import FACTS
 from tests.sdists import files_of, sdist
-from tests.standalone_scene import (
-    OWN,
-    SITE,
-    Images,
-    images_in,
-    made_of,
-    real_build,
-    small_build,
-    started,
-)
+from tests.standalone_scene import OWN, SITE, Images, images_in, made_of, real_build, small_build, started
 from tests.stored import put_file
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
@@ -91,10 +82,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
         removed=("six",),
     )
     source = ProjectSource(
-        cell=images.cell,
-        lock=lock,
-        code=read_code(folder / "project"),
-        folder=folder / "project",
+        cell=images.cell, lock=lock, code=read_code(folder / "project"), folder=folder / "project"
     )
     index = FakeIndex([*images.wheels, *wheels])
     environment = Environment(store=images.store, fetcher=index, observer=Silent())

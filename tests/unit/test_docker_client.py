@@ -147,8 +147,7 @@ def test_the_longest_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "option"),
-    [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')],
+    ("gpus", "option"), [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')]
 )
 def test_gpus_are_parsed_like_by_the_client(gpus: str, option: str) -> None:
     line = client_command(Container(image="i", command=(), gpus=gpus), terminal=False)

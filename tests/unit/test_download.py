@@ -269,11 +269,7 @@ def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadS
 
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
-            scene.downloads.fetch,
-            scene.wheel,
-            scene.part,
-            on_progress=progress,
-            cancelled=cancelled.is_set,
+            scene.downloads.fetch, scene.wheel, scene.part, on_progress=progress, cancelled=cancelled.is_set
         )
         fetching.result(timeout=300)
     assert 0 < sum(scene.progress) < len(scene.data)

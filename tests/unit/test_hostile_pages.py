@@ -106,10 +106,7 @@ REFUSED = {
     "no address": (link(f"https://[::1/{WHEEL}"), "invalid URL"),
     "a path for a name": (link("../../f", "../../x.whl"), "invalid file name: '../../x.whl'"),
     "an escape sequence for a name": (link("../../f", "\x1b]0;x\x07.whl"), "invalid file name"),
-    "another project": (
-        link("../../f", "evil-1.0-py3-none-any.whl"),
-        "is not a file of numpy",
-    ),
+    "another project": (link("../../f", "evil-1.0-py3-none-any.whl"), "is not a file of numpy"),
     "not a wheel's name": (link("../../f", "numpy.whl"), "invalid wheel filename: numpy.whl"),
     "invalid JSON": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
     "JSON too deep": (Page(url=HERE, json=True, body=b"[" * 100_000), "not a project page"),

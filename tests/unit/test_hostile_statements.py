@@ -48,10 +48,7 @@ def bundles(built: Publisher) -> dict[str, bytes]:
         found = {kind: json_bytes(scene.bundle(kind)) for kind in KINDS if kind != RETRACTION}
     some = next(iter(found.values()))
     statement = retraction("a", statement_in(some).image, reason="x", when="2026-11-22T17:05:16Z")
-    envelope = {
-        **json.loads(some)["dsseEnvelope"],
-        "payload": base64.b64encode(payload(statement)).decode(),
-    }
+    envelope = {**json.loads(some)["dsseEnvelope"], "payload": base64.b64encode(payload(statement)).decode()}
     return {**found, RETRACTION: json_bytes({**json.loads(some), "dsseEnvelope": envelope})}
 
 

@@ -54,8 +54,7 @@ def test_a_cell_is_found_by_its_tag_and_by_each_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", f"{TAG}-transformers", "latest-devel", "", TAG.upper()],
+    "name", ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", f"{TAG}-transformers", "latest-devel", "", TAG.upper()]
 )
 def test_no_cell_has_another_name(name: str) -> None:
     assert find_cell(name, MATRIX, FACTS) is None
