@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, locked
+from tests.stored import put, put_tar
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
@@ -28,7 +29,6 @@ from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTo
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.oci import tar
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.plan.plan import plan
 from torchkiln.store.store import Store
 
@@ -114,9 +114,7 @@ def planned_cell(wheels: Iterable[Path], layers: tuple[ImageLayer, ...] = (), *,
 def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
     """Put the base of `planned_cell` into *store*."""
     if not store.has_blob(base.digest, base.size):
-        temporary = store.temporary("base")
-        temporary.write_bytes(base_of(salt)[1])
-        store.adopt(temporary, store.blob(base.digest))
+        put(base_of(salt)[1], store.blob(base.digest), store)
 
 
 def build(
@@ -161,8 +159,7 @@ def small_tools(base: LockedBase, store: Store) -> LockedTools:
     stanza = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
     more = "\n".join(stanza.format(package.name) for package in named)
     file = OverlayFile(path=path, mode=0o644, data=f"{status.rstrip()}\n\n{more}".encode())
-    blob, encoded = encode_bytes(tar.archive([file], mtime=0))
-    store.blob(encoded.digest).write_bytes(blob)
+    encoded = put_tar(tar.archive([file], mtime=0), store)
     return LockedTools(
         os=base.os, name="devel", base=base.digest, encoder=base.encoder, packages=named, **asdict(encoded)
     )

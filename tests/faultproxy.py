@@ -17,11 +17,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from tests.servers.background import InBackground
+from tests.servers.answering import QuietHandler
+from tests.servers.background import InBackground, QuietHttpServer
 
 Kind = Literal["status", "cut", "unanswered", "slow", "stall", "digest"]
 _PIECE = 1 << 14
@@ -63,14 +63,6 @@ class ProxiedRequest:
     range: str = ""  # Content-Range
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
-
-
 class FaultProxy(InBackground):
     """A context manager: a proxy in front of the registry at *upstream*.
 
@@ -92,7 +84,7 @@ class FaultProxy(InBackground):
         self.stalled = threading.Event()  # set when a request has the fault `stall`
         self._ended = threading.Event()
         self._guard = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = QuietHttpServer(("127.0.0.1", 0), _handler(self))
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
@@ -180,16 +172,14 @@ class FaultProxy(InBackground):
         self._ended.wait()
 
 
-def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(proxy: FaultProxy) -> type[QuietHandler]:
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         default_request_version = (
             "HTTP/1.0"  # a client that starts TLS gets a response with a status line, as from real servers
         )
         disable_nagle_algorithm = True
         got = 0
-
-        def log_message(self, format: str, *args: Any) -> None: ...
 
         def handle_any(self) -> None:
             self.got, status = 0, 0
@@ -259,16 +249,8 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
         def say(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> int:
             """Send a response of the proxy itself, without reading the request's body, as real servers do."""
             data = json.dumps(value).encode()
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
-            if int(self.headers.get("Content-Length") or 0):
-                self.send_header("Connection", "close")
-                self.close_connection = True
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
+            end = {"Connection": "close"} if int(self.headers.get("Content-Length") or 0) else {}
+            self.answer(status, {**(headers or {}), **end}, data)
             return status
 
         def hang_up(self) -> int:

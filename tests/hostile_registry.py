@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.servers.background import InBackground, QuietServer
+
 #: A function of the request's path that yields the bytes of a response, possibly without end.
 Answer = Callable[[str], Iterable[bytes]]
 _MOST = 1 << 30  # bytes: the server stops here if the client has not disconnected; then the test fails
@@ -46,7 +48,8 @@ def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
             server_state.requests.append((method, path))
             server_state.headers.append(head.decode("latin-1"))
             matched = next((one for key, one in answers.items() if re.search(key, f"{method} {path}")), None)
-            pieces = matched(path) if callable(matched) else [matched or document(b"", "404 Not Found")]
+            found = document(b"", "404 Not Found") if matched is None else matched
+            pieces = found(path) if callable(found) else [found]
             with suppress(OSError):
                 for piece in pieces:
                     self.request.sendall(piece.replace(b"HOST", server_state.host.encode()))
@@ -54,21 +57,13 @@ def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
                     if ended.is_set() or server_state.sent > _MOST:
                         break
 
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        request_queue_size = 64
+    class Server(InBackground):
+        _server = QuietServer(("127.0.0.1", 0), Handler)
 
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Ignore clients that disconnect."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server_state.host = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    server_state.host = f"127.0.0.1:{Server._server.server_address[1]}"
+    with Server():
         yield server_state
         ended.set()
-        server.shutdown()
-        thread.join()
 
 
 def document(body: bytes, status: str = "200 OK", *headers: str) -> bytes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from tests.oci_samples import Member, tar_of
 from tests.project_gate import Scene
 from tests.projects import Bench
+from tests.stored import put_tar
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.lock import DebFile
 from torchkiln.model.project import ProjectLock
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import ImageOnDisk
 
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -149,19 +149,13 @@ def rewritten(path: str, old: bytes, new: bytes) -> Callable[[Scene], ImageOnDis
 
 def with_packages(small: Bench, lock: ProjectLock) -> ProjectLock:
     """*lock* with two OS packages, whose layer is in the cache."""
-    blob, encoded = encode_bytes(layer_of(LAYER.values()))
-    temporary = small.store.temporary("apt")
-    temporary.write_bytes(blob)
-    small.store.adopt(temporary, small.store.blob(encoded.digest))
+    encoded = put_tar(layer_of(LAYER.values()), small.store)
     apt = LockedApt(
         os="debian12",
         requested=("tool",),
         base=small.cell.base.digest,
         debs=DEBS,
         encoder=small.cell.base.encoder,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
+        **asdict(encoded),
     )
     return replace(lock, apt=apt)

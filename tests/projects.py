@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,6 +13,7 @@ from tests.cells import HostPython
 from tests.planned import FACTS, MATRIX, locked
 from tests.pool_worker import in_this_process
 from tests.roots import entries_of, tar_of, tiny_root
+from tests.stored import put_tar
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.build import wheel_layers
@@ -25,7 +26,6 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.project.code import read_code
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
@@ -89,12 +89,7 @@ class Bench:
         """Build the project."""
         with _small_build():
             return build_project(
-                self._source(lock),
-                MATRIX,
-                FACTS,
-                self.layout,
-                self._environment(),
-                options or BuildOptions(),
+                self._source(lock), MATRIX, FACTS, self.layout, self._environment(), options or BuildOptions()
             )
 
     def rebuild(self, before: BuiltProject, lock: ProjectLock) -> BuiltProject:
@@ -143,18 +138,8 @@ def bench(
         made.wheel(name, version, *paths, console=_console(name, launchers or {}))
         for (name, version), paths in packages.items()
     ]
-    blob, encoded = encode_bytes(_base(folder / "root", python, files or {}))
-    temporary = made.store.temporary("base")
-    temporary.write_bytes(blob)
-    made.store.adopt(temporary, made.store.blob(encoded.digest))
-    base = replace(
-        made.cell.base,
-        python=".".join(map(str, sys.version_info[:3])),
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-    )
+    encoded = put_tar(_base(folder / "root", python, files or {}), made.store)
+    base = replace(made.cell.base, python=".".join(map(str, sys.version_info[:3])), **asdict(encoded))
     named = tuple(sorted(map(locked_wheel, wheels), key=lambda wheel: wheel.name))
     made.cell = replace(made.cell, base=base, wheels=named)
     assert tag_of(made.cell.resolution) == TAG

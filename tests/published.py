@@ -161,6 +161,12 @@ def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
     return _built[0]
 
 
+@pytest.fixture(name="publisher")
+def a_copied_publisher(built: Publisher, tmp_path: Path) -> Publisher:
+    """A copy of the shared publisher, which a test may change."""
+    return Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher"))
+
+
 @pytest.fixture(name="registry_server", scope="module")
 def a_server() -> Iterator[RegistryServer]:
     """A registry, which is empty for each scene."""

@@ -14,6 +14,7 @@ from tests.planned import FACTS, locked
 from tests.pool_worker import in_this_process
 from tests.python_builds import another_python, matrix_with, minor_of, real_archive
 from tests.roots import entry, tar_of
+from tests.stored import put_tar
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.base import confined
@@ -30,7 +31,6 @@ from torchkiln.model.cell import PythonArchive
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone
 from torchkiln.model.progress import Silent
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.tar import parents
 from torchkiln.oci.unpack import LayerBlob
 from torchkiln.oci.validate.validate import validate
@@ -72,11 +72,7 @@ def base_tar() -> bytes:
 
 def put_base(store: Store) -> LockedBase:
     """Write that base to *store*; returns its lock."""
-    blob, encoded = encode_bytes(base_tar())
-    temporary = store.temporary("base")
-    temporary.write_bytes(blob)
-    store.adopt(temporary, store.blob(encoded.digest))
-    return replace(locked().base, python=HOST, **asdict(encoded))
+    return replace(locked().base, python=HOST, **asdict(put_tar(base_tar(), store)))
 
 
 def pythons(store: Store, path: Path) -> StandalonePythons:

@@ -9,11 +9,11 @@ from pathlib import Path
 from tests.planned import locked
 from tests.roots import entries_of, tar_of
 from tests.shared_libraries import Lib, compiled
+from tests.stored import put_tar
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.store.store import Store
 from torchkiln.symbols.check import check_wheels
 from torchkiln.symbols.fit import Fit
@@ -102,18 +102,13 @@ def stored(
     files = {path: compiled(lib) if isinstance(lib, Lib) else lib for path, lib in libraries.items()}
     made = make_wheel(folder, name, version, files, tag=tag, purelib=False)
     wheel = locked_wheel(made)
-    store.wheel(wheel).parent.mkdir(parents=True, exist_ok=True)
-    made.rename(store.wheel(wheel))
+    store.adopt(made, store.wheel(wheel))
     return wheel
 
 
 def put_layer(root: Path, store: Store) -> Blob:
     """Write a layer with the files in *root* to *store*."""
-    blob, encoded = encode_bytes(tar_of(entries_of(root)))
-    temporary = store.temporary("layer")
-    temporary.write_bytes(blob)
-    store.adopt(temporary, store.blob(encoded.digest))
-    return encoded
+    return put_tar(tar_of(entries_of(root)), store)
 
 
 def with_python(below: Scene, folder: Path, files: Mapping[str, Lib | bytes]) -> Scene:

@@ -8,23 +8,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.layers import sha256
-from torchkiln.errors import BuildFailed
-from torchkiln.model.cell import Source
+from tests.stored import locked_file
+from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Fetcher
 from torchkiln.wheel.install import parse_name
+from torchkiln.wheel.source import Cancelled
 
 
 def locked_wheel(path: Path) -> LockedWheel:
     """The lock entry of the wheel at *path*."""
     name = parse_name(path.name)
-    return LockedWheel(
-        name=name.distribution.replace("_", "-").lower(),
-        version=str(name.version),
-        filename=path.name,
-        sha256=sha256(path),
-        size=path.stat().st_size,
-        index=Source.DEFAULT,
-    )
+    project = name.distribution.replace("_", "-").lower()
+    return locked_file(project, str(name.version), path.name, path.read_bytes())
 
 
 class FakeIndex:
@@ -79,3 +75,33 @@ class FakeIndex:
                 on_progress(count)
                 if self.pause:
                     time.sleep(self.pause)
+
+
+class IndexWithout:
+    """A `Fetcher` of an index that lacks the wheels *lacks*, or all; for jinja2 it answers 503."""
+
+    def __init__(self, *lacks: str) -> None:
+        self.lacks = lacks
+
+    def size(self, wheel: LockedWheel) -> int:
+        """See `Fetcher`."""
+        return wheel.size
+
+    def tail(self, wheel: LockedWheel, _: int) -> bytes | None:
+        """See `Fetcher`."""
+        if wheel.name in self.lacks or not self.lacks:
+            raise NotListed(f"{wheel.filename}: not on the index", hint="a vault")
+        if wheel.name == "jinja2":
+            raise BuildFailed("HTTP 503 Service Unavailable")
+        return None
+
+    def fetch(self, wheel: LockedWheel, *_: object, **__: object) -> None:
+        """See `Fetcher`."""
+        self.tail(wheel, 1)
+        raise Cancelled
+
+
+def taken(fetcher: Fetcher, wheel: LockedWheel, path: Path) -> str:
+    """Fetch *wheel* to *path*; returns the SHA-256 of what is there."""
+    fetcher.fetch(wheel, path, on_progress=lambda _: None, cancelled=lambda: False)
+    return sha256(path)

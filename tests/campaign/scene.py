@@ -14,7 +14,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,7 @@ packages: [numpy]
 repository: campaign
 """
 # Incompressible bytes, by wheel. A wheel of 20 MB gets its own layer, which is made during the download.
-_BIG = {
-    "torch": 20_500_000,
-    "nvidia-cudnn-cu12": 20_100_000,
-    "triton": 4_000_000,
-    "numpy": 1_500_000,
-}
+_BIG = {"torch": 20_500_000, "nvidia-cudnn-cu12": 20_100_000, "triton": 4_000_000, "numpy": 1_500_000}
 _SMALL = 5
 # Used in place of pip, because `pip config list` takes a second of CPU time, twice in each trial.
 _PIP = "import os\nprint(f\":env:.index-url='{os.environ['PIP_INDEX_URL']}'\")\n"
@@ -118,10 +113,7 @@ class Scene:
             base=LockedBase(
                 os="debian12",
                 python="3.11.2",
-                digest=encoded.digest,
-                diff_id=encoded.diff_id,
-                size=encoded.size,
-                unpacked=encoded.unpacked,
+                **asdict(encoded),
                 encoder=ENCODER,
                 packages=(OsPackage(name="python3.11-minimal", version="3.11.2-6"),),
             ),

@@ -17,6 +17,7 @@ from tests.docker.scene import CELL, DEVEL, TELL_TALE, Fresh, Scene, devel, fres
 from tests.needs import needs_mmdebstrap, nightly
 from tests.planned import FACTS, MATRIX
 from tests.roots import entry, tar_of
+from tests.stored import put_tar
 from torchkiln.base import tools
 from torchkiln.base.contents import inspect
 from torchkiln.base.recipe import EPOCH
@@ -25,7 +26,6 @@ from torchkiln.errors import BuildFailed
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import OsPackage
 from torchkiln.oci.compression import GZIP
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.plan.load import plan_locked
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT, TEMPLATES
@@ -105,15 +105,9 @@ def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
         f"Package: {deb.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {deb.version}"
         for deb in packages
     )
-    files = {
-        "var/lib/dpkg/status": f"{status}\n",
-        "etc/apt/preferences.d/x": "",
-    }
+    files = {"var/lib/dpkg/status": f"{status}\n", "etc/apt/preferences.d/x": ""}
     tar = tar_of([entry(f"./{path}", text.encode(), mode=0o644) for path, text in files.items()])
-    blob, encoded = encode_bytes(tar)  # a base with only the files that apt reads before it runs dpkg
-    place = store.blob(encoded.digest)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(blob)
+    encoded = put_tar(tar, store)  # a base with only the files that apt reads before it runs dpkg
     base = replace(fresh.base, digest=encoded.digest, packages=packages)
 
     with pytest.raises(BuildFailed, match=r"git-email : Depends: git \(.*\) but 1:1\.9-1 is to be") as caught:

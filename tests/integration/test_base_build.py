@@ -59,18 +59,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, held: Mapping[str, str]) -> 
         if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
             folder.chmod(folder.stat().st_mode | 0o011)  # apt's user must have access
     store = Store(tmp_path_factory.mktemp("cache"))
-    environ = {
-        **held,
-        "TMPDIR": str(scratch),
-        "LANG": "xy_TELLTALE.UTF-8",
-        "TELLTALE": "x",
-        "no_proxy": "tell-tale",
-    }
+    unusual = {"LANG": "xy_TELLTALE.UTF-8", "TELLTALE": "x", "no_proxy": "tell-tale"}
+    environ = {**held, "TMPDIR": str(scratch), **unusual}
     user_cache = Store(cache_root())
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        user_cache.lock("base-debian12", "builds a base for the tests"),
-    ):
+    lock = user_cache.lock("base-debian12", "builds a base for the tests")
+    with pytest.MonkeyPatch.context() as patch, lock:
         patch.setattr(tempfile, "tempdir", str(scratch))
         base = build(recipe("debian12"), store, environ=environ)
         _store_for_others(base, store, user_cache)
@@ -78,11 +71,18 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, held: Mapping[str, str]) -> 
     return base, store
 
 
+def members(base: LockedBase, store: Store) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """The entries of the base's tar, with the content of files."""
+    with GZIP.open(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            opened = tar.extractfile(member) if member.isfile() else None
+            yield member, opened.read() if opened else b""
+
+
 def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None:
     """Copy the base to the user's cache if it is the locked one, because a build takes over a minute."""
-    if base == artefact.read_lock(ROOT / "images", "debian12") and not user_cache.has_blob(
-        base.digest, base.size
-    ):
+    own = artefact.read_lock(ROOT / "images", "debian12")
+    if base == own and not user_cache.has_blob(base.digest, base.size):
         blob = Path(shutil.copy(store.blob(base.digest), user_cache.temporary("base")))
         user_cache.adopt(blob, user_cache.blob(base.digest))
 
@@ -107,31 +107,25 @@ def test_nothing_of_the_build_host_is_inside(
     fresh: tuple[LockedBase, Store], held: Mapping[str, str]
 ) -> None:
     base, store = fresh
-    hints = [b"tell-tale", b"TELLTALE"]
-    hints += [
-        os.environ[name].encode() for name in (MIRROR, "http_proxy", "https_proxy") if os.environ.get(name)
-    ]
-    hints.append(held["http_proxy"].encode())
-    if len(socket.gethostname()) > 5:
-        hints.append(socket.gethostname().encode())
-    resolvers = re.findall(r"^nameserver (\S+)", Path("/etc/resolv.conf").read_text(), re.MULTILINE)
-    hints += [address.encode() for address in resolvers if len(address) > 9]
+    mirrors = [os.environ.get(name, "") for name in (MIRROR, "http_proxy", "https_proxy")]
+    host = socket.gethostname() if len(socket.gethostname()) > 5 else ""
+    resolvers = re.findall(r"^nameserver (\S{10,})", Path("/etc/resolv.conf").read_text(), re.MULTILINE)
+    texts = filter(None, ["tell-tale", "TELLTALE", held["http_proxy"], host, *mirrors, *resolvers])
+    hints = [text.encode() for text in texts]
     found: list[tuple[str, bytes]] = []
     names = set()
-    with GZIP.open(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        for member in tar:
-            names.add(member.name.removeprefix("./").rstrip("/"))
-            assert member.mtime <= EPOCH, member.name
-            assert not member.isdev(), member.name
-            data = opened.read() if (opened := tar.extractfile(member) if member.isfile() else None) else b""
-            found += [(member.name, hint) for hint in hints if hint in data]
-            if member.name == "./etc/apt/sources.list":
-                assert data.count(b"\ndeb ") == 2
-                assert b"[" not in data
-            if member.name == "./etc/shadow":
-                assert {line.split(b":")[2] for line in data.splitlines()} == {b"%d" % (EPOCH // 86400)}
-            if member.name.startswith(("./var/log/", "./var/lib/apt/lists/")) and member.isfile():
-                assert data == b"", member.name
+    for member, data in members(base, store):
+        names.add(member.name.removeprefix("./").rstrip("/"))
+        assert member.mtime <= EPOCH, member.name
+        assert not member.isdev(), member.name
+        found += [(member.name, hint) for hint in hints if hint in data]
+        if member.name == "./etc/apt/sources.list":
+            assert data.count(b"\ndeb ") == 2
+            assert b"[" not in data
+        if member.name == "./etc/shadow":
+            assert {line.split(b":")[2] for line in data.splitlines()} == {b"%d" % (EPOCH // 86400)}
+        if member.name.startswith(("./var/log/", "./var/lib/apt/lists/")) and member.isfile():
+            assert data == b"", member.name
 
     assert found == []
     assert names.isdisjoint({"etc/machine-id", "etc/resolv.conf", "etc/hostname", "etc/hosts", ".dockerenv"})
@@ -144,13 +138,12 @@ def test_nothing_of_the_build_host_is_inside(
 def test_its_empty_environment_belongs_to_its_own_python(fresh: tuple[LockedBase, Store]) -> None:
     base, store = fresh
     inside: dict[str, tarfile.TarInfo] = {}
-    with GZIP.open(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        for member in tar:
-            name = member.name.removeprefix("./")
-            if name.startswith("opt/venv/"):
-                inside[name.removeprefix("opt/venv/")] = member
-                if name.endswith("pyvenv.cfg") and (opened := tar.extractfile(member)):
-                    assert f"version = {base.python}" in opened.read().decode()
+    for member, data in members(base, store):
+        name = member.name.removeprefix("./")
+        if name.startswith("opt/venv/"):
+            inside[name.removeprefix("opt/venv/")] = member
+            if name.endswith("pyvenv.cfg"):
+                assert f"version = {base.python}" in data.decode()
 
     assert inside["bin/python3"].linkname == "/usr/bin/python3"
     assert [name for name in inside if name.startswith("lib/python3.11/site-packages/")] == []
@@ -193,23 +186,16 @@ def remade(base: LockedBase, store: Store, folder: Path) -> None:
         if path.name == "site-packages":
             shutil.copytree(path, packages, dirs_exist_ok=True, symlinks=True)
     shutil.copytree(ROOT / "torchkiln", packages / "torchkiln", dirs_exist_ok=True)
-    for place in (packages, debs, folder / "images"):
-        subprocess.run(["chmod", "-R", "a+rX", place], check=True)
-    subprocess.run(["chown", "-R", "65534:65534", cache], check=True)
+    subprocess.run(["chmod", "-R", "a+rX", packages, debs, folder / "images"], check=True)
+    os.chown(cache, 65534, 65534)
     python = Path("/usr/bin/python3")  # this user cannot read root's
     if not python.is_file():
         pytest.skip(f"{python} is missing: apt-get install python3")
-    argv = [str(python), "-I", "-B", "-c", _REMAKE, json.dumps([str(packages)])]
-    ran = subprocess.run(
-        [*argv, str(folder / "images"), str(debs), str(cache)],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        env={"PATH": "/nowhere", "TORCHKILN_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    places = [str(place) for place in (folder / "images", debs, cache)]
+    argv = [str(python), "-I", "-B", "-c", _REMAKE, json.dumps([str(packages)]), *places]
+    environ = {"PATH": "/nowhere", "TORCHKILN_CACHE": str(cache)}
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    ran = subprocess.run(argv, **nobody, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {"made": True, "uid": 65534, "found": []}
 
@@ -255,13 +241,9 @@ def python(request: pytest.FixtureRequest) -> ConfinedPython:
 
 
 def output_of(python: ConfinedPython, code: str) -> list[str]:
-    got = subprocess.run(
-        [*python.argv(), "-c", code],
-        env={"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"}
+    argv = [*python.argv(), "-c", code]
+    got = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert (got.returncode, got.stderr) == (0, "")
     return got.stdout.splitlines()
 
@@ -297,39 +279,34 @@ def test_sets_are_marshalled_deterministically(python: ConfinedPython) -> None:
     assert len({tuple(output_of(python, code)) for _ in range(4)}) == 1
 
 
+def failed(folder: Path, **environ: str) -> tuple[BuildFailed, list[str]]:
+    """The error of a build, and its output."""
+    said: list[str] = []
+    with pytest.raises(BuildFailed) as caught:
+        build(recipe("debian12"), Store(folder), environ=environ, report=Reporting(say=said.append))
+    return caught.value, said
+
+
 @needs_mmdebstrap
 def test_output_of_mmdebstrap_is_passed_on(tmp_path: Path) -> None:
-    output_of: list[str] = []
-    with pytest.raises(BuildFailed, match=r"mmdebstrap failed with exit status \d+") as caught:
-        build(
-            recipe("debian12"),
-            Store(tmp_path),
-            environ={MIRROR: f"file://{tmp_path}/no-archive"},
-            report=Reporting(say=output_of.append),
-        )
+    error, said = failed(tmp_path, **{MIRROR: f"file://{tmp_path}/no-archive"})
 
-    assert "no-archive" in caught.value.message
-    assert "running apt-get update..." in output_of
+    assert re.search(r"mmdebstrap failed with exit status \d+", error.message)
+    assert "no-archive" in error.message
+    assert "running apt-get update..." in said
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @needs_mmdebstrap
 def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}/debian"
-    output_of: list[str] = []
-    with pytest.raises(BuildFailed) as caught:
-        build(
-            recipe("debian12"),
-            Store(tmp_path),
-            environ={MIRROR: nowhere, SECURITY_MIRROR: nowhere, "no_proxy": "127.0.0.1"},
-            report=Reporting(say=output_of.append),
-        )
+    error, said = failed(tmp_path, **{MIRROR: nowhere, SECURITY_MIRROR: nowhere, "no_proxy": "127.0.0.1"})
 
-    first, *rest = caught.value.message.splitlines()
+    first, *rest = error.message.splitlines()
     assert first == "the archive of debian12 cannot be reached:"
     assert [line.startswith(f"  {nowhere}: ") and "connect" in line for line in rest] == [True]
-    assert "check the network and the proxy" in caught.value.hint
-    assert not [line for line in output_of if "received signal" in line]
+    assert "check the network and the proxy" in error.hint
+    assert not [line for line in said if "received signal" in line]
 
 
 @needs_mmdebstrap
@@ -340,10 +317,10 @@ def test_a_full_cache_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(mmdebstrap, "encode", full)
-    with pytest.raises(BuildFailed, match=r"cannot write to the cache .*: No space left") as caught:
-        build(recipe("debian12"), Store(tmp_path), environ={MIRROR: f"file://{tmp_path}/no-archive"})
+    error, _ = failed(tmp_path, **{MIRROR: f"file://{tmp_path}/no-archive"})
 
-    assert "torchkiln cache prune" in caught.value.hint
+    assert re.search(r"cannot write to the cache .*: No space left", error.message)
+    assert "torchkiln cache prune" in error.hint
 
 
 @needs_mmdebstrap

@@ -31,10 +31,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel import bytecode
 from torchkiln.wheel.bytecode import Compiler
 
-pytestmark = [
-    needs_gcc,
-    needs_namespaces,
-]
+pytestmark = [needs_gcc, needs_namespaces]
 
 
 @pytest.fixture

@@ -23,15 +23,10 @@ pytestmark = [pytest.mark.proof, pytest.mark.network]
 NOT_USED = {"requests", "certifi", "charset-normalizer", "idna", "urllib3", "cmake", "lit"}
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "2.0.1-cuda11.7-cudnn8-runtime",
-        "2.7.1-cuda12.1-cudnn9-runtime",
-        "2.10.0-cuda12.8-cudnn9-runtime",
-        "2.15.0-cuda13.2-cudnn9-runtime",
-    ],
-)
+CUDA = {"2.0.1": "11.7-cudnn8", "2.7.1": "12.1-cudnn9", "2.10.0": "12.8-cudnn9", "2.15.0": "13.2-cudnn9"}
+
+
+@pytest.mark.parametrize("tag", [f"{torch}-cuda{cuda}-runtime" for torch, cuda in CUDA.items()])
 def test_the_stack_has_the_requirements_of_torch(tag: str, tmp_path: Path) -> None:
     locked = load_locked(ROOT / "images", tag)
     wheels = {wheel.name: wheel for wheel in locked.wheels}

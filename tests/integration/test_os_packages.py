@@ -17,6 +17,7 @@ from tests.needs import needs_mmdebstrap
 from tests.planned import FACTS, MATRIX
 from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
+from tests.stored import put
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import to_bytes
 from torchkiln.base.os_packages import ensure_apt, lock_apt
@@ -101,9 +102,8 @@ class Scene:
     def elsewhere(self, name: str) -> Store:
         """A new cache, as of another machine, which contains only the base."""
         store = Store(self.folder / name)
-        blob = store.temporary("base")
-        shutil.copy(self.store.blob(self.layers.base.digest), blob)
-        store.adopt(blob, store.blob(self.layers.base.digest))
+        digest = self.layers.base.digest
+        put(self.store.blob(digest).read_bytes(), store.blob(digest), store)
         return store
 
     def refusal(self, *names: str) -> KilnError:
@@ -330,9 +330,7 @@ def small(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
     made = bench(tmp_path)
     base = scene.layers.base
     made.cell = replace(made.cell, base=replace(base, python=made.cell.base.python))
-    blob = made.store.temporary("base")
-    shutil.copy(scene.store.blob(base.digest), blob)
-    made.store.adopt(blob, made.store.blob(base.digest))
+    put(scene.store.blob(base.digest).read_bytes(), made.store.blob(base.digest), made.store)
     for name, value in scene.environ.items():
         monkeypatch.setenv(name, value)
     return made

@@ -34,10 +34,7 @@ from torchkiln.publish.rebuild import _take_blob
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
-pytestmark = [
-    needs_gcc,
-    needs_namespaces,
-]
+pytestmark = [needs_gcc, needs_namespaces]
 
 NAME = f"python3.{sys.version_info[1]}"
 WHEELS = ("torch", "triton", "jinja2", "networkx", "sympy")
@@ -230,11 +227,7 @@ class Served:
 
 @pytest.mark.parametrize(
     ("size", "unpacked", "expected"),
-    [
-        (1000, 1 << 20, "unpacked size exceeds that in"),
-        (9 << 30, 1, "8 GiB"),
-        (1, 9 << 30, "8 GiB"),
-    ],
+    [(1000, 1 << 20, "unpacked size exceeds that in"), (9 << 30, 1, "8 GiB"), (1, 9 << 30, "8 GiB")],
 )
 def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, expected: str) -> None:
     """A decompression bomb as the base does not fill the disk, even with false sizes in manifest and lock."""

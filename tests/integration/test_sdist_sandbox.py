@@ -17,6 +17,7 @@ from tests.needs import needs_namespaces
 from tests.planned import locked
 from tests.sdists import files_of, host_root, run_on_host, sdist
 from tests.servers.index_server import wheel_bytes
+from tests.stored import put_file
 from torchkiln.build import sdist as building
 from torchkiln.build.sdist import SandboxedBuilder
 from torchkiln.errors import BuildFailed
@@ -56,18 +57,7 @@ class Scene:
 
     def put(self, filename: str, data: bytes, name: str, version: str = "1.0") -> LockedWheel:
         """Put a wheel or sdist into the cache."""
-        found = LockedWheel(
-            name=name,
-            version=version,
-            filename=filename,
-            sha256=hashlib.sha256(data).hexdigest(),
-            size=len(data),
-            index=Source.DEFAULT,
-        )
-        temporary = self.store.temporary("put")
-        temporary.write_bytes(data)
-        self.store.adopt(temporary, self.store.wheel(found))
-        return found
+        return put_file(name, version, filename, data, self.store)
 
     def resolve(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
         self.asked.append(texts)

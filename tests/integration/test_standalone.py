@@ -62,11 +62,7 @@ def images(build: Build, made: Made, tmp_path_factory: pytest.TempPathFactory) -
     return images_in(tmp_path_factory.mktemp("images"), build, made)
 
 
-def test_the_same_archive_gives_the_same_layer(
-    build: Build,
-    made: Made,
-    tmp_path: Path,
-) -> None:
+def test_the_same_archive_gives_the_same_layer(build: Build, made: Made, tmp_path: Path) -> None:
     """The layer is the same with another cache, or without the archive. The new Python compiles it."""
     path, archive, python = build
     store, base, standalone = made
@@ -95,9 +91,7 @@ def test_the_same_archive_gives_the_same_layer(
     assert standalone.version == another_python(OWN).name
 
 
-def test_nvidias_layer_is_the_same_and_the_others_differ(
-    images: Images,
-) -> None:
+def test_nvidias_layer_is_the_same_and_the_others_differ(images: Images) -> None:
     own, other = ({layer.title: layer.blob for layer in image.layers} for image in (images.own, images.other))
     titles = list(other)
 
@@ -120,12 +114,7 @@ def test_packages_are_in_one_folder_with_byte_code_of_their_python(build: Build,
     assert not [path for path in torch if "tests/__pycache__" in path or f"python{build[2]}" in path]
 
 
-def test_the_python_runs_in_the_image(
-    build: Build,
-    made: Made,
-    images: Images,
-    tmp_path: Path,
-) -> None:
+def test_the_python_runs_in_the_image(build: Build, made: Made, images: Images, tmp_path: Path) -> None:
     """The links in /opt/venv lead to this Python, no longer to the base's Python. It finds all packages."""
     root = tmp_path / "root"
     unpack(images.layers, root)
@@ -236,9 +225,7 @@ def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_layer_of_a_lock_comes_from_the_cache_or_the_archive(
-    build: Build,
-    made: Made,
-    tmp_path: Path,
+    build: Build, made: Made, tmp_path: Path
 ) -> None:
     """An archive that gives another layer is refused."""
     first, base, standalone = made
@@ -250,10 +237,7 @@ def test_the_layer_of_a_lock_comes_from_the_cache_or_the_archive(
 
 
 def test_the_archive_is_downloaded_from_a_url(
-    build: Build,
-    made: Made,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Build, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download is resumed; another file and a missing one are refused."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda _attempt, _wait: 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import tarfile
 from dataclasses import dataclass
@@ -13,16 +12,8 @@ import pytest
 from tests.needs import needs_namespaces
 from tests.planned import FACTS
 from tests.sdists import files_of, sdist
-from tests.standalone_scene import (
-    OWN,
-    SITE,
-    Images,
-    images_in,
-    made_of,
-    real_build,
-    small_build,
-    started,
-)
+from tests.standalone_scene import OWN, SITE, Images, images_in, made_of, real_build, small_build, started
+from tests.stored import put_file
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.build import sdist as building
@@ -34,10 +25,8 @@ from torchkiln.errors import BuildFailed
 from torchkiln.gate.project.read import ProjectImage, read_evidence
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
 from torchkiln.oci.layout import open_layout
@@ -93,10 +82,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
         removed=("six",),
     )
     source = ProjectSource(
-        cell=images.cell,
-        lock=lock,
-        code=read_code(folder / "project"),
-        folder=folder / "project",
+        cell=images.cell, lock=lock, code=read_code(folder / "project"), folder=folder / "project"
     )
     index = FakeIndex([*images.wheels, *wheels])
     environment = Environment(store=images.store, fetcher=index, observer=Silent())
@@ -164,17 +150,7 @@ def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
 
     monkeypatch.setattr(building, "run_enclosed", run)
     store, (filename, data) = scene.images.store, sdist(files_of())
-    temporary = store.temporary("sdist")
-    temporary.write_bytes(data)
-    archive = LockedWheel(
-        name="tool",
-        version="1.0",
-        filename=filename,
-        sha256=hashlib.sha256(data).hexdigest(),
-        size=len(data),
-        index=Source.DEFAULT,
-    )
-    store.adopt(temporary, store.wheel(archive))
+    archive = put_file("tool", "1.0", filename, data, store)
     with pytest.raises(BuildFailed, match="stopped here"):
         SandboxedBuilder(store=store).build(SourceCode(archive=archive), scene.images.cell, lambda _: ())
 

@@ -126,10 +126,7 @@ def faults(found: Finding) -> list[str]:
         ),
         ("rm /opt/venv/bin/jupyter", ["jupyter_exit_code", "jupyter_versions"]),
         by_night(f"rm -r {SITE}/jupyterlab", ["jupyter_versions"]),
-        (
-            "printf '#!/bin/sh\\nexit 0\\n' >/opt/torchkiln/healthcheck",
-            ["healthcheck_of_refused_port"],
-        ),
+        ("printf '#!/bin/sh\\nexit 0\\n' >/opt/torchkiln/healthcheck", ["healthcheck_of_refused_port"]),
         ("printf '#!/bin/sh\\nexit 1\\n' >/opt/torchkiln/healthcheck", ["healthcheck_of_command"]),
         ("ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key", ["credentials"]),
         by_night("ssh-keygen -q -t ed25519 -N '' -f /opt/torchkiln/other", ["credentials"]),

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import socketserver
 import threading
+from http.server import ThreadingHTTPServer
 from typing import Any, TypeVar
 
 _T = TypeVar("_T", bound="InBackground")
 _LOOK = 0.01  # seconds between checks whether to stop
+
+
+class _Quiet:
+    """A server that ignores clients that disconnect."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
+
+
+class QuietServer(_Quiet, socketserver.ThreadingTCPServer): ...
+
+
+class QuietHttpServer(_Quiet, ThreadingHTTPServer): ...
 
 
 class InBackground:

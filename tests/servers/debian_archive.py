@@ -16,10 +16,11 @@ import pytest
 
 from tests.needs import tool
 from tests.servers.ubuntu_archive import UbuntuArchive, new_key, packed, run, write_suite
+from tests.stored import put_tar
 from torchkiln.base.contents import inspect
 from torchkiln.model.lock import LockedBase
 from torchkiln.model.operating_system import SYSTEMS
-from torchkiln.oci.encode import ENCODER, encode_bytes
+from torchkiln.oci.encode import ENCODER
 from torchkiln.store.store import Store
 from torchkiln.util.deb822 import paragraphs
 
@@ -87,17 +88,10 @@ def archive(root: Path) -> DebianArchive:
 def small_base(store: Store) -> LockedBase:
     """Put a base of some packages of this host's Debian into *store*; returns its lock."""
     tool("dpkg")
-    blob, encoded = encode_bytes(_root(store.temporary("root")))
-    temporary = store.temporary("base")
-    temporary.write_bytes(blob)
-    contents = inspect(store.adopt(temporary, store.blob(encoded.digest)))
-    return LockedBase(
-        os="debian12",
-        python=contents.python,
-        **asdict(encoded),
-        encoder=ENCODER,
-        packages=contents.packages,
-    )
+    encoded = put_tar(_root(store.temporary("root")), store)
+    found = inspect(store.blob(encoded.digest))
+    how = {"python": found.python, "encoder": ENCODER, "packages": found.packages}
+    return LockedBase(os="debian12", **asdict(encoded), **how)
 
 
 def _made(deb: Deb, place: Path) -> Path:

@@ -6,15 +6,15 @@ import base64
 import ssl
 import subprocess
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.checkouts import GIT, git
 from tests.needs import tool
+from tests.servers.answering import QuietHandler
 from tests.servers.background import InBackground
 
 
@@ -101,13 +101,10 @@ class GitServer(InBackground):
 _ENV = {**GIT, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-def _handler(server: GitServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            """No access log."""
-
+def _handler(server: GitServer) -> type[QuietHandler]:
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self._answer(b"")
+            self.respond(b"")
 
         def do_POST(self) -> None:
             if self.headers.get("Transfer-Encoding") == "chunked":
@@ -117,23 +114,19 @@ def _handler(server: GitServer) -> type[BaseHTTPRequestHandler]:
                     self.rfile.readline()
             else:
                 data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            self._answer(data)
+            self.respond(data)
 
-        def _answer(self, data: bytes) -> None:
+        def respond(self, data: bytes) -> None:
             server.requests.append(self.path)
             parts = urlsplit(self.path)
             name = parts.path.split("/")[1]
             if location := server.moved.get(name):
-                self.send_response(302)
-                self.send_header("Location", location + self.path.partition(name)[2])
-                self.end_headers()
+                self.answer(302, {"Location": location + self.path.partition(name)[2]})
                 return
             if server.login:
                 wanted = base64.b64encode(":".join(server.login).encode()).decode()
                 if self.headers.get("Authorization") != f"Basic {wanted}":
-                    self.send_response(401)
-                    self.send_header("WWW-Authenticate", 'Basic realm="git"')
-                    self.end_headers()
+                    self.answer(401, {"WWW-Authenticate": 'Basic realm="git"'})
                     return
             done = subprocess.run(
                 ["git", "http-backend"],
@@ -157,11 +150,6 @@ def _handler(server: GitServer) -> type[BaseHTTPRequestHandler]:
             head, _, body = done.stdout.partition(b"\r\n\r\n")
             rows = [line.partition(": ") for line in head.decode().split("\r\n")]
             fields = {key: value for key, _, value in rows}
-            self.send_response(int(fields.pop("Status", "200").split()[0]))
-            for key, value in fields.items():
-                self.send_header(key, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(int(fields.pop("Status", "200").split()[0]), fields, body)
 
     return Handler

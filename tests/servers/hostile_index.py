@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
-from tests.servers.background import InBackground
+from tests.servers.background import InBackground, QuietServer
 from tests.servers.index_server import metadata_of, wheel_bytes
 from torchkiln.errors import KilnError
 from torchkiln.index import relay, session, uv
@@ -101,14 +101,7 @@ class HostileIndex(InBackground):
                 except OSError:
                     pass
 
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-
-            def handle_error(self, *_: object) -> None:
-                """Ignore clients that disconnect."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
 
     @property
     def url(self) -> str:

@@ -17,12 +17,12 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from tests.servers.background import InBackground
+from tests.servers.background import InBackground, QuietHttpServer
 
 
 def wheel_bytes(
@@ -98,13 +98,6 @@ class Sent:
     count: int = 0  # bytes of the body
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
-
-
 class IndexServer(InBackground):
     """A server with any number of indexes; a context manager."""
 
@@ -122,7 +115,7 @@ class IndexServer(InBackground):
         self.counts: Counter[int] = Counter()  # responses by status
         self.logins: list[str] = []  # Authorization headers
         self.sent: list[Sent] = []  # an entry for each response with bytes of a file
-        self._server: _Server = _Server(("127.0.0.1", 0), self._handler())
+        self._server: QuietHttpServer = QuietHttpServer(("127.0.0.1", 0), self._handler())
 
     @property
     def origin(self) -> str:

@@ -12,13 +12,11 @@ import re
 import secrets
 import ssl
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.servers.background import InBackground
+from tests.servers.answering import QuietHandler
+from tests.servers.background import InBackground, QuietHttpServer
 
 _PIECE = 1 << 14
 
@@ -60,13 +58,6 @@ class Repository:
         return json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": found}).encode()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
-
-
 class RegistryServer(InBackground):
     """A registry; a context manager.
 
@@ -81,7 +72,7 @@ class RegistryServer(InBackground):
         self.guard = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
         self._name = "0.0.0.0" if tls else "127.0.0.1"
-        self._server = _Server((self._name, 0), _handler(self))
+        self._server = QuietHttpServer((self._name, 0), _handler(self))
         if tls:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
@@ -107,12 +98,10 @@ def _digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(server: RegistryServer) -> type[QuietHandler]:
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-
-        def log_message(self, format: str, *args: Any) -> None: ...
 
         def any(self) -> None:
             if login := self.headers.get("Authorization"):
@@ -247,14 +236,5 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
 
         def wrong(self, status: int, code: str, message: str = "") -> None:
             self.answer(status, {}, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
-
-        def answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-                if status != 204 or name != "Content-Length":
-                    self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
 
     return Handler

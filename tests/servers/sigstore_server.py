@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from tests.servers.answering import QuietHandler
 from tests.servers.background import InBackground
 from tests.servers.sigstore_ca import HOST, Authority, Timestamper, spki
 from tests.servers.sigstore_log import NAME, Log, b64
@@ -170,10 +171,8 @@ def _authority(chain: list[x509.Certificate], url: str) -> dict[str, Any]:
     return {"subject": subject, "uri": url, "certChain": {"certificates": certificates}}
 
 
-def _handler(server: SigstoreServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None: ...
-
+def _handler(server: SigstoreServer) -> type[QuietHandler]:
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             place = urlsplit(self.path)
             with server.guard:
@@ -181,7 +180,7 @@ def _handler(server: SigstoreServer) -> type[BaseHTTPRequestHandler]:
                 if self.instead(place.path):
                     return
                 if self.headers.get("Authorization", "").lower() != f"bearer {REQUEST_TOKEN}":
-                    self.answer(401, b"{}")
+                    self.answer(401, {}, b"{}")
                     return
                 self.send_json(200, {"count": 1, "value": server.token(parse_qs(place.query)["audience"][0])})
 
@@ -203,24 +202,18 @@ def _handler(server: SigstoreServer) -> type[BaseHTTPRequestHandler]:
             elif self.path == PROOFS[server.log.version - 1]:
                 self.send_json(201, server.log.add(json.loads(data)))
             elif self.path == TIME and server.timestamper:
-                self.answer(201, server.timestamper.stamp(data))
+                self.answer(201, {}, server.timestamper.stamp(data))
             else:
-                self.answer(404, b"{}")
+                self.answer(404, {}, b"{}")
 
         def instead(self, path: str) -> bool:
             """Send the replacement for *path*, if there is one; returns whether it was sent."""
             replacement = server.behaviour.answers.get(path)
             if replacement:
-                self.answer(*replacement)
+                self.answer(replacement[0], {}, replacement[1])
             return replacement is not None
 
         def send_json(self, status: int, document: Any) -> None:
-            self.answer(status, json.dumps(document).encode())
-
-        def answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, {}, json.dumps(document).encode())
 
     return Handler

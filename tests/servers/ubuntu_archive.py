@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.background import InBackground
 from torchkiln.base.recipe import recipe
 from torchkiln.model.operating_system import SYSTEMS, OperatingSystem
 
@@ -115,15 +115,8 @@ class UbuntuArchive:
     @contextmanager
     def served(self) -> Iterator[str]:
         """Serve the archive while the context lasts; yields the URL."""
-        handler = partial(_Quiet, directory=str(self.folder.parent))
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-            thread.start()
-            try:
-                yield f"http://127.0.0.1:{server.server_address[1]}/{self.folder.name}"
-            finally:
-                server.shutdown()
-                thread.join()
+        with _Served(self.folder.parent) as server:
+            yield f"http://127.0.0.1:{server.port}/{self.folder.name}"
 
     def environ(self, address: str) -> dict[str, str]:
         """The variables that a user sets to build from it at *address*."""
@@ -137,6 +130,12 @@ class UbuntuArchive:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
+
+
+class _Served(InBackground):
+    def __init__(self, folder: Path) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+        self.port = self._server.server_port
 
 
 def suites(system: OperatingSystem) -> tuple[str, str, str]:

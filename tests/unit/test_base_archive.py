@@ -12,14 +12,7 @@ from hypothesis import given
 
 from tests import sboms
 from tests.document_strategies import FEW, answer, json_bytes, mutated
-from torchkiln.base.archive import (
-    from_json,
-    read_files,
-    read_lists,
-    record_files,
-    to_json,
-    write_files,
-)
+from torchkiln.base.archive import from_json, read_files, read_lists, record_files, to_json, write_files
 from torchkiln.base.artefact import read_lock
 from torchkiln.base.mmdebstrap import Scratch, command
 from torchkiln.base.recipe import recipe
@@ -109,9 +102,8 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
 def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
     """mmdebstrap gets two more hooks, which run last and copy to folders outside the base."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
-    place = Scratch(
-        env={}, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=Path(recipe("debian12").keyring)
-    )
+    keyring = Path(recipe("debian12").keyring)
+    place = Scratch(env={}, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=keyring)
     noted = command(recipe("debian12"), {}, unprivileged=False, place=place)
 
     more = [argument for argument in noted if argument not in plain]

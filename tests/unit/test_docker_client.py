@@ -11,10 +11,8 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.roots import entry, tar_of
+from tests.servers.answering import Answering
 from tests.zstd_frames import program, raw_frame
 from torchkiln.compare.docker_save import read_saved, stream_of
 from torchkiln.docker.daemon import find_engine
@@ -35,29 +34,10 @@ from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 def engine_of(version: str, *parts: str) -> Iterator[str]:
     """A server that answers like a Docker engine of the given version with the components *parts*."""
 
-    class Answers(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            made_of = [{"Name": part} for part in parts]
-            answer = {"Version": version, "ApiVersion": "1.44", "Components": made_of}
-            body = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    try:
-        yield f"tcp://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    made_of = [{"Name": part} for part in parts]
+    body = json.dumps({"Version": version, "ApiVersion": "1.44", "Components": made_of}).encode()
+    with Answering(lambda *_: (200, {"Content-Type": "application/json"}, body)) as server:
+        yield f"tcp://127.0.0.1:{server.port}"
 
 
 def client(folder: Path, script: str) -> str:
@@ -167,8 +147,7 @@ def test_the_longest_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "option"),
-    [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')],
+    ("gpus", "option"), [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')]
 )
 def test_gpus_are_parsed_like_by_the_client(gpus: str, option: str) -> None:
     line = client_command(Container(image="i", command=(), gpus=gpus), terminal=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from tests.engine.registry import free_port
 from tests.servers.index_server import IndexServer
+from tests.stored import locked_file
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index import download
 from torchkiln.index.download import Downloads
@@ -21,7 +21,6 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
 from torchkiln.index.verified import verify
 from torchkiln.model.cell import Source
-from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.retry import ATTEMPTS, GivenUp, Progress, Transient, pause, retry
 
@@ -34,14 +33,7 @@ class DownloadScene:
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.part, self.store = server, root / "x.part", Store(root / "cache")
         filename, self.data = server.add("simple", "x", "1", payload=PAYLOAD)
-        self.wheel = LockedWheel(
-            name="x",
-            version="1",
-            filename=filename,
-            sha256=hashlib.sha256(self.data).hexdigest(),
-            size=len(self.data),
-            index=Source.DEFAULT,
-        )
+        self.wheel = locked_file("x", "1", filename, self.data)
         self.pages = Pages(index_settings({}, pip_config="", default_url=server.url("simple")), self.store)
         self.slept: list[float] = []
         self.downloads = Downloads(self.pages, sleep=self.slept.append)
@@ -277,11 +269,7 @@ def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadS
 
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
-            scene.downloads.fetch,
-            scene.wheel,
-            scene.part,
-            on_progress=progress,
-            cancelled=cancelled.is_set,
+            scene.downloads.fetch, scene.wheel, scene.part, on_progress=progress, cancelled=cancelled.is_set
         )
         fetching.result(timeout=300)
     assert 0 < sum(scene.progress) < len(scene.data)

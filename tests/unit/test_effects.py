@@ -21,10 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.deb_files import COMPRESSIONS, FOLDER, Entry, Package, ar, link
+from tests.deb_files import COMPRESSIONS, Package, ar, link
 from torchkiln.base import deb_file
 from torchkiln.base.deb_file import open_deb
 from torchkiln.base.effects import (
+    Compile,
     Effect,
     Effects,
     document,
@@ -38,7 +39,7 @@ from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, plain_tree
 from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
-from torchkiln.oci.tar_reader import IteratorFile, TarEntry, pieces_of
+from torchkiln.oci.tar_reader import EntryKind, IteratorFile, TarEntry, pieces_of
 
 EPOCH = 1_700_000_000
 BLOB = Digest(f"sha256:{'a' * 64}")
@@ -55,39 +56,29 @@ def unpacked(
     folder: Path, *packages: Package, rules: UnpackRules = RULES
 ) -> dict[str, tuple[TarEntry, bytes]]:
     """The plain tree of *packages*, with contents."""
-    paths = {}
     for package in packages:
-        paths[package.name] = folder / f"{package.name}.deb"
-        paths[package.name].write_bytes(package.deb())
+        (folder / package.name).write_bytes(package.deb())
     with spool() as contents:
         debs = [package.file() for package in packages]
-        return plain(plain_tree(debs, lambda deb: paths[deb.name], rules, contents))
+        return plain(plain_tree(debs, lambda deb: folder / deb.name, rules, contents))
 
 
 def plain(tree: Tree) -> dict[str, tuple[TarEntry, bytes]]:
     return {path: (node.entry, b"".join(node.pieces())) for path, node in tree.items()}
 
 
-def content(tree: Mapping[str, tuple[TarEntry, bytes]], path: str) -> bytes:
-    return tree[path][1]
+def described(path: str, kind: EntryKind, size: int, target: str = "", mode: int = 0o644) -> TarEntry:
+    return TarEntry(path, kind, mode, 0, 0, EPOCH, size, target, (0, 0), ())
+
+
+def file(path: str, data: bytes, mode: int = 0o644) -> Node:
+    return Node(described(path, "file", len(data), mode=mode), data)
 
 
 # --- .deb files -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_packages_of_each_compression_are_read(tmp_path: Path, compression: str) -> None:
-    package = Package(
-        name="one", files={"usr/": FOLDER, "usr/file": Entry(data=b"text")}, compression=compression
-    )
-
-    tree = unpacked(tmp_path, package)
-
-    assert content(tree, "usr/file") == b"text"
-    assert content(tree, "var/lib/dpkg/info/one.list") == b"/.\n/usr\n/usr/file\n"
-
-
-VALID = Package(name="one", files={"file": Entry(data=bytes(1000))}).deb()
+VALID = Package(name="one", files={"file": bytes(1000)}).deb()
 
 
 @pytest.mark.parametrize(
@@ -100,37 +91,28 @@ VALID = Package(name="one", files={"file": Entry(data=bytes(1000))}).deb()
         (ar({"control.tar.xz": b"", "data.tar.xz": b""}), "end"),
         (VALID.replace(b"data.tar.xz", b"data.tar.lz"), "it has no data.tar"),
         (VALID[:-60] + bytes(60), ""),
+        (VALID, "checksum mismatch: sha256 "),
     ],
 )
 def test_a_malformed_package_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+    """Also one with other bytes than the locked ones."""
     (tmp_path / "one.deb").write_bytes(data)
+    sha256 = "0" * 64 if data == VALID else hashlib.sha256(data).hexdigest()
 
-    deb = replace(Package(name="one").file(), sha256=hashlib.sha256(data).hexdigest())
     with (
         pytest.raises(BuildFailed, match=f"one_1.0_amd64.deb: not a valid .deb file: .*{reason}"),
-        open_deb(tmp_path / "one.deb", deb) as (_, tar),
+        open_deb(tmp_path / "one.deb", replace(Package(name="one").file(), sha256=sha256)) as (_, tar),
     ):
         list(pieces_of(tar))
-
-
-def test_other_bytes_than_the_locked_ones_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "one.deb").write_bytes(VALID)
-
-    with (
-        pytest.raises(BuildFailed, match="checksum mismatch: sha256 "),
-        open_deb(tmp_path / "one.deb", Package(name="one").file()),
-    ):
-        pass
 
 
 def test_a_package_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deb_file, "most_unpacked", lambda size: 100 * size)
-    package = Package(name="one", files={"zeros": Entry(data=bytes(4 << 20))})
 
     with pytest.raises(BuildFailed, match=r"data.tar unpacks to more than \d+ bytes"):
-        unpacked(tmp_path, package)
+        unpacked(tmp_path, Package(name="one", files={"zeros": bytes(4 << 20)}))
 
 
 # --- the plain tree ---------------------------------------------------------------------------------
@@ -139,45 +121,47 @@ def test_a_package_that_unpacks_to_too_much_is_refused(
 def test_it_is_what_dpkg_unpacks(tmp_path: Path) -> None:
     """Top-level folders can be links, paths can be excluded, and times are never later than the epoch."""
     rules = UnpackRules(
-        epoch=EPOCH,
+        epoch=EPOCH - 9,
         dpkg_options=("path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright"),
         merged={"bin": "usr/bin"},
     )
     files = {
-        "bin/": FOLDER,
-        "bin/a": Entry(data=b"program", mode=0o4755, mtime=EPOCH + 9),
+        "bin/": b"",
+        "bin/a": {"data": b"program", "mode": 0o4755},
         "bin/b": link("./bin/a", hard=True),
-        "usr/share/doc/one/": FOLDER,
-        "usr/share/doc/one/copyright": Entry(data=b"free"),
-        "usr/share/doc/one/changelog.gz": Entry(data=b"long"),
+        "usr/share/doc/one/": b"",
+        "usr/share/doc/one/copyright": b"free",
+        "usr/share/doc/one/changelog.gz": b"long",
         "etc/link": link("/usr/bin/a"),
     }
-    control = {"postinst": "#!/bin/sh\n", "md5sums": "0  bin/a\n"}
+    control = {"postinst": b"#!/bin/sh\n", "md5sums": b"0  bin/a\n"}
     tree = unpacked(
         tmp_path,
         Package(name="one", files=files, control=control, fields={"Multi-Arch": "same"}),
-        Package(name="two", files={"etc/link": Entry(data=b"another package's")}),
+        Package(name="two", files={"etc/link": b"another package's"}),
         rules=rules,
     )
 
-    assert tree["usr/bin/a"] == (
-        TarEntry("usr/bin/a", "file", 0o4755, 0, 0, EPOCH, 7, "", (0, 0), ()),
-        b"program",
-    )
+    program = described("usr/bin/a", "file", 7, mode=0o4755)
+    assert tree["usr/bin/a"] == (replace(program, mtime=EPOCH - 9), b"program")
     assert (tree["usr/bin/b"][0].kind, tree["usr/bin/b"][0].target) == ("hard link", "usr/bin/a")
     assert (tree["etc/link"][0].kind, tree["etc/link"][0].target) == ("link", "/usr/bin/a")
     assert {path for path in tree if "doc" in path} == {"usr/share/doc/one/copyright"}
-    assert content(tree, "var/lib/dpkg/info/one:amd64.md5sums") == b"0  bin/a\n"
-    assert b"/usr/share/doc/one/changelog.gz\n" in content(tree, "var/lib/dpkg/info/one:amd64.list")
+    assert tree["var/lib/dpkg/info/one:amd64.md5sums"][1] == b"0  bin/a\n"
+    assert b"/usr/share/doc/one/changelog.gz\n" in tree["var/lib/dpkg/info/one:amd64.list"][1]
     assert "bin" not in tree
 
 
-def test_a_hard_link_refers_to_the_first_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_hard_link_refers_to_the_first_name(tmp_path: Path, compression: str) -> None:
     """GNU tar writes the content where it finds the file first."""
-    tree = unpacked(tmp_path, Package(name="one", files={"z": Entry(data=b"x"), "a": link("z", hard=True)}))
+    files = {"usr/": b"", "usr/z": b"x", "usr/a": link("usr/z", hard=True)}
+    tree = unpacked(tmp_path, Package(name="one", files=files, compression=compression))
 
-    assert (tree["a"][0].kind, tree["a"][1]) == ("file", b"x")
-    assert (tree["z"][0].kind, tree["z"][0].target, tree["z"][0].size) == ("hard link", "a", 0)
+    assert (tree["usr/a"][0].kind, tree["usr/a"][1]) == ("file", b"x")
+    link_entry = tree["usr/z"][0]
+    assert (link_entry.kind, link_entry.target, link_entry.size) == ("hard link", "usr/a", 0)
+    assert tree["var/lib/dpkg/info/one.list"][1] == b"/.\n/usr\n/usr/z\n/usr/a\n"
 
 
 # --- effects ----------------------------------------------------------------------------------------
@@ -192,19 +176,15 @@ def trees(draw: st.DrawFn) -> Tree:
     """A tree; its paths need not have parents."""
     tree: Tree = {}
     for path in draw(st.lists(paths, max_size=8, unique=True)):
-        kind = draw(st.sampled_from(["file", "folder", "link"]))
+        kind: EntryKind = draw(st.sampled_from(["file", "folder", "link"]))  # type: ignore[arg-type]
         data = draw(contents) if kind == "file" else b""
-        entry = TarEntry(
-            path,
-            kind,  # type: ignore[arg-type]
-            draw(st.sampled_from([0o644, 0o755, 0o4711])),
-            draw(st.sampled_from([0, 42])),
-            draw(st.sampled_from([0, 101])),
-            draw(st.sampled_from([EPOCH, EPOCH - 9])),
-            len(data),
-            "target" if kind == "link" else "",
-            (0, 0),
-            draw(st.sampled_from([(), (("security.capability", "\x01\udcff"),)])),
+        entry = replace(
+            described(path, kind, len(data), "target" if kind == "link" else ""),
+            mode=draw(st.sampled_from([0o644, 0o755, 0o4711])),
+            uid=draw(st.sampled_from([0, 42])),
+            gid=draw(st.sampled_from([0, 101])),
+            mtime=draw(st.sampled_from([EPOCH, EPOCH - 9])),
+            xattrs=draw(st.sampled_from([(), (("security.capability", "\x01\udcff"),)])),
         )
         tree[path] = Node(entry, data)
     return tree
@@ -214,31 +194,26 @@ def nothing(_: Mapping[str, bytes]) -> Mapping[str, bytes]:
     return {}
 
 
-def described(before: Tree, after: Tree) -> Effects:
-    return effects_of(before, after, RULES, form="layer", blob=BLOB, compiled=nothing)
+def between(before: Tree, after: Tree, compiled: Compile = nothing) -> Effects:
+    return effects_of(before, after, RULES, form="layer", blob=BLOB, compiled=compiled)
 
 
 @given(trees(), trees())
 def test_packages_and_effects_give_the_finished_tree(before: Tree, after: Tree) -> None:
-    effects = described(before, after)
+    effects = between(before, after)
 
     assert plain(with_effects(before, effects, nothing)) == plain(after)
     assert from_bytes(to_bytes(effects), "effects") == effects
     assert of_document(document(effects), "record") == effects
-
-
-@given(trees())
-def test_packages_without_scripts_have_no_effects(tree: Tree) -> None:
-    effects = described(tree, dict(tree))
-    assert (effects.changed, effects.removed) == ((), ())
+    unchanged = between(before, dict(before))
+    assert (unchanged.changed, unchanged.removed) == ((), ())
 
 
 def test_a_changed_mode_does_not_repeat_the_content() -> None:
-    entry = TarEntry("bin/su", "file", 0o755, 0, 0, EPOCH, 4, "", (0, 0), ())
-    before = {"bin/su": Node(entry, b"\xff\xfe\xfd\xfc")}
-    after = {"bin/su": Node(replace(entry, mode=0o4755), b"\xff\xfe\xfd\xfc")}
+    before, after = (file("bin/su", b"\xff\xfe\xfd\xfc", mode) for mode in (0o755, 0o4755))
 
-    assert described(before, after).changed == (Effect(path="bin/su", mode=0o4755, kept=True),)
+    expected = (Effect(path="bin/su", mode=0o4755, kept=True),)
+    assert between({"bin/su": before}, {"bin/su": after}).changed == expected
 
 
 def code(source: bytes, flags: int) -> bytes:
@@ -250,17 +225,13 @@ def compiles(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
     return {path: code(source, 1) for path, source in sources.items() if source != b"("}
 
 
-def file(path: str, data: bytes) -> Node:
-    return Node(TarEntry(path, "file", 0o644, 0, 0, EPOCH, len(data), "", (0, 0), ()), data)
-
-
 def test_byte_code_is_compiled_again() -> None:
     """Only .pyc files that the compiler gives are left out; sources may be behind links."""
     before: Tree = {
         "lib/a.py": file("lib/a.py", b"a = 1"),
         "lib/b.py": file("lib/b.py", b"b = 2"),
         "etc/site.py": file("etc/site.py", b"c = 3"),
-        "lib/c.py": Node(TarEntry("lib/c.py", "link", 0o777, 0, 0, EPOCH, 0, "/etc/site.py", (0, 0), ())),
+        "lib/c.py": Node(described("lib/c.py", "link", 0, "/etc/site.py")),
     }
     pyc = {name: f"lib/__pycache__/{name}.cpython-311.pyc" for name in "abc"}
     after = before | {
@@ -268,13 +239,10 @@ def test_byte_code_is_compiled_again() -> None:
         pyc["b"]: file(pyc["b"], code(b"b = 2", 0)),  # with a time, as some packages' scripts make it
         pyc["c"]: file(pyc["c"], code(b"c = 3", 3)),
     }
-    effects = effects_of(before, after, RULES, form="layer", blob=BLOB, compiled=compiles)
+    effects = between(before, after, compiles)
 
-    assert {effect.path: effect.kind for effect in effects.changed} == {
-        pyc["a"]: "byte-code",
-        pyc["b"]: "file",
-        pyc["c"]: "byte-code",
-    }
+    kinds = {effect.path: effect.kind for effect in effects.changed}
+    assert kinds == {pyc["a"]: "byte-code", pyc["b"]: "file", pyc["c"]: "byte-code"}
     assert plain(with_effects(before, effects, compiles)) == plain(after)
 
 
@@ -282,46 +250,38 @@ def changed(effects: Effects, **values: object) -> Effects:
     return replace(effects, changed=tuple(replace(effect, **values) for effect in effects.changed))  # type: ignore[arg-type]
 
 
-ONE = described({}, {"a": file("a", b"\xff")})
+ONE = between({}, {"a": file("a", b"\xff")})
+CODE = changed(ONE, kind="byte-code", path="a/__pycache__/b.cpython-311.pyc", base64="")
 
 
 @pytest.mark.parametrize(
-    ("effects", "reason"),
+    ("effects", "packages", "reason"),
     [
-        (changed(ONE, base64="", kept=True), "a is not in the packages"),
-        (
-            changed(ONE, kind="byte-code", path="a/__pycache__/b.cpython-311.pyc"),
-            "its source is not in the packages",
-        ),
-        (changed(ONE, base64="/"), "a: "),
+        (changed(ONE, base64="", kept=True), {}, "a is not in the packages"),
+        (CODE, {}, "its source is not in the packages"),
+        (CODE, {"a/b.py": file("a/b.py", b"(")}, "its source does not compile"),
+        (changed(ONE, base64="/"), {}, "a: "),
     ],
 )
-def test_effects_of_other_packages_are_refused(effects: Effects, reason: str) -> None:
+def test_effects_of_other_packages_are_refused(effects: Effects, packages: Tree, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        with_effects({}, effects, nothing)
+        with_effects(packages, effects, compiles)
 
 
-def test_a_source_that_does_not_compile_is_refused() -> None:
-    effects = replace(ONE, changed=(Effect(path="x/__pycache__/a.cpython-311.pyc", kind="byte-code"),))
+MALFORMED = {
+    "empty": b"",
+    "text": b"text",
+    "truncated": to_bytes(ONE)[:-4],
+    "list": gzip.compress(b"[]"),
+    "schema": gzip.compress(b'{"schema": 2}'),
+    "outside": to_bytes(changed(ONE, path="../a")),
+    "absolute": to_bytes(changed(ONE, path="/a")),
+    "large": gzip.compress(bytes(65 << 20)),
+    "kind": to_bytes(changed(ONE, kind="pipe")),
+}
 
-    with pytest.raises(ValueError, match="its source does not compile"):
-        with_effects({"x/a.py": file("x/a.py", b"(")}, effects, compiles)
 
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"text", id="text"),
-        pytest.param(to_bytes(ONE)[:-4], id="truncated"),
-        pytest.param(gzip.compress(b"[]"), id="list"),
-        pytest.param(gzip.compress(b'{"schema": 2}'), id="schema"),
-        pytest.param(to_bytes(changed(ONE, path="../a")), id="outside"),
-        pytest.param(to_bytes(changed(ONE, path="/a")), id="absolute"),
-        pytest.param(gzip.compress(bytes(65 << 20)), id="large"),
-        pytest.param(to_bytes(changed(ONE, kind="pipe")), id="kind"),
-    ],
-)
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_file_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         from_bytes(data, "effects.json.gz")
@@ -330,22 +290,16 @@ def test_a_malformed_file_is_refused(data: bytes) -> None:
 # --- tars -------------------------------------------------------------------------------------------
 
 LONG = "long/" + "x" * 95
+CONTENTS = {"etc/ü": 1, "etc.conf": 1, "etc/b": 513, LONG: 1, "usr/bin/a": 7, "empty": 0}
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="tar is not installed")
 def test_the_tar_is_that_of_gnu_tar(tmp_path: Path) -> None:
     """With the options that mmdebstrap uses; mmdebstrap's /dev comes first."""
     root = tmp_path / "root"
-    for path, data in {
-        "etc/ü": b"x",
-        "etc.conf": b"y",
-        "etc/b": bytes(513),
-        LONG: b"z",
-        "usr/bin/a": b"program",
-        "empty": b"",
-    }.items():
+    for path, size in CONTENTS.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(data)
+        (root / path).write_bytes(b"x" * size)
     os.link(root / "usr/bin/a", root / "usr/bin/b")
     os.link(root / LONG, root / "short")
     (root / "etc/link").symlink_to("t" * 101)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.keys import UNKNOWN_KEY, pem, public_pem
-from tests.publisher import Publisher, new_publisher
+from tests.published import a_built_publisher, a_copied_publisher
+from tests.publisher import Publisher
 from tests.reports import OTHER, TAG, found
 from tests.servers.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
@@ -18,19 +18,9 @@ from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.session import Registry
 from torchkiln.util.places import ROOT
 
+__all__ = ["a_built_publisher", "a_copied_publisher"]
+
 NOWHERE = "127.0.0.1:9/team/app"  # connection refused
-
-
-@pytest.fixture(scope="module", name="made")
-def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    publisher = new_publisher(tmp_path_factory.mktemp("made"))
-    publisher.build()
-    return publisher
-
-
-@pytest.fixture
-def publisher(made: Publisher, tmp_path: Path) -> Publisher:
-    return Publisher(folder=shutil.copytree(made.folder, tmp_path / "publisher"))
 
 
 @pytest.fixture

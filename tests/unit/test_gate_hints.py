@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.publisher import Publisher, new_publisher
+from tests.published import a_built_publisher, a_copied_publisher
+from tests.publisher import Publisher
 from tests.reports import IMAGE, LOCKED, SUITE, TAG, report, signed_report, without
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
 from torchkiln.gate.hints import GivenOptions
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import SignedReport
+
+__all__ = ["a_built_publisher", "a_copied_publisher"]
 
 POLICY = Policy(tiers=(0, 1), checks=("nccl-all-reduce",))
 SIGNED = Policy(tiers=(0, 1), checks=("nccl-all-reduce", "busbw"), signed=True)
@@ -82,13 +84,6 @@ def test_the_hint_names_the_gpus_of_the_policy() -> None:
         "run the missing checks on a host with 1 GPU of capability 8.0: "
         f"torchkiln smoke {TAG} --tier 1 --report FILE"
     ]
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    made = new_publisher(tmp_path / "publisher")
-    made.build()
-    return made
 
 
 def test_hints_of_gate_and_publish_contain_their_options(publisher: Publisher) -> None:

@@ -55,11 +55,7 @@ WHERE = "2 × NVIDIA H200, [2026-11-21](proofs/a-h200x2.dsse.json), `abababababa
 PARTIAL = reports.signed_report(reports.report(), "a-h200x2.dsse.json")
 SKIPPED = replace(PARTIAL.report.findings[0], id="busbw", tier=2, outcome="skipped")
 SKIPPING = replace(PARTIAL, report=replace(PARTIAL.report, findings=(*PARTIAL.report.findings, SKIPPED)))
-ALONE = replace(
-    PARTIAL,
-    name="c-tier0.json",
-    report=replace(PARTIAL.report, host=json.dumps({}), when=None),
-)
+ALONE = replace(PARTIAL, name="c-tier0.json", report=replace(PARTIAL.report, host=json.dumps({}), when=None))
 WITHOUT = "without a GPU, [report](proofs/c-tier0.json), `abababababab`"
 WRONG = replace(PARTIAL.report.findings[0], outcome="failed")
 FAILED = replace(

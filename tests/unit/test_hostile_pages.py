@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import requests
 
 from tests.document_strategies import json_bytes
+from tests.servers.answering import Answer, Answering
 from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import Page, listing
 from torchkiln.index.pages import MOST, Pages
 from torchkiln.index.read_page import found_on, wheels_on
 from torchkiln.index.session import IndexSession
-from torchkiln.index.settings import IndexSettings
+from torchkiln.index.settings import IndexSettings, index_settings
 from torchkiln.model.cell import Source
 from torchkiln.store.store import Store
 from torchkiln.util.http.redirects import UnsafeRedirect
@@ -107,10 +106,7 @@ REFUSED = {
     "no address": (link(f"https://[::1/{WHEEL}"), "invalid URL"),
     "a path for a name": (link("../../f", "../../x.whl"), "invalid file name: '../../x.whl'"),
     "an escape sequence for a name": (link("../../f", "\x1b]0;x\x07.whl"), "invalid file name"),
-    "another project": (
-        link("../../f", "evil-1.0-py3-none-any.whl"),
-        "is not a file of numpy",
-    ),
+    "another project": (link("../../f", "evil-1.0-py3-none-any.whl"), "is not a file of numpy"),
     "not a wheel's name": (link("../../f", "numpy.whl"), "invalid wheel filename: numpy.whl"),
     "invalid JSON": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
     "JSON too deep": (Page(url=HERE, json=True, body=b"[" * 100_000), "not a project page"),
@@ -148,53 +144,30 @@ def test_a_page_of_only_tags_is_not_parsed() -> None:
 # --- over the wire --------------------------------------------------------------------------------
 
 
-class Answers(BaseHTTPRequestHandler):
-    """The responses of a hostile server, by path."""
-
-    TABLE: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
-        "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8), 1)),
-        "/long/numpy/": (200, {}, b"x" * (MOST + 1)),
-        "/file/numpy/": (302, {"Location": "file:///etc/passwd"}, b""),
-        "/odd/numpy/": (302, {"Location": "gopher://x.example/"}, b""),
-        "/broken/numpy/": (200, {"Content-Encoding": "gzip"}, b"no gzip"),
-        "/lie/numpy/": (200, {"Content-Type": "application/vnd.pypi.simple.v1+json"}, html(GOOD).body),
-    }
-
-    def do_GET(self) -> None:
-        status, headers, body = self.TABLE[self.path]
-        self.send_response(status)
-        for name, value in {"Content-Type": "text/html", **headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
+#: The responses of a hostile server, by path.
+TABLE: dict[str, Answer] = {
+    "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8), 1)),
+    "/long/numpy/": (200, {}, b"x" * (MOST + 1)),
+    "/file/numpy/": (302, {"Location": "file:///etc/passwd"}, b""),
+    "/odd/numpy/": (302, {"Location": "gopher://x.example/"}, b""),
+    "/broken/numpy/": (200, {"Content-Encoding": "gzip"}, b"no gzip"),
+    "/lie/numpy/": (200, {"Content-Type": "application/vnd.pypi.simple.v1+json"}, html(GOOD).body),
+}
 
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    def answer(path: str, _: Mapping[str, str]) -> Answer:
+        status, headers, body = TABLE[path]
+        return status, {"Content-Type": "text/html", **headers}, body
+
+    with Answering(answer) as server:
+        yield server.url()
 
 
 def settings_of(url: str) -> IndexSettings:
     """Index settings with *url* as the only index."""
-    return IndexSettings(
-        default_url=url,
-        pytorch_url=None,
-        pytorch_untrusted=False,
-        ca_bundle=None,
-        client_cert=None,
-        proxy=None,
-        logins=(),
-        left_out=(),
-    )
+    return index_settings({}, pip_config="", default_url=url)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +186,7 @@ def test_responses_of_a_server_are_limited(
 ) -> None:
     """The limits also apply to decompressed data and to redirects."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
-    pages = Pages(settings_of(f"{origin}/{index}"), Store(tmp_path))
+    pages = Pages(settings_of(f"{origin}{index}"), Store(tmp_path))
     with pytest.raises(BuildFailed, match=why):
         pages.files("numpy", Source.DEFAULT, {SHA})
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests import peak
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
-from tests.published import Scene, a_built_publisher
+from tests.published import Scene, a_built_publisher, a_copied_publisher
 from tests.publisher import PUBLISHER, Publisher
 from tests.scans import by_grype, by_trivy
 from tests.servers.registry_server import RegistryServer
@@ -35,7 +33,7 @@ from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_built_publisher"]
+__all__ = ["a_built_publisher", "a_copied_publisher"]
 
 KINDS = (PROVENANCE, CLEARANCE, PREDICATE, SPDX, CYCLONEDX, RETRACTION)
 
@@ -50,10 +48,7 @@ def bundles(built: Publisher) -> dict[str, bytes]:
         found = {kind: json_bytes(scene.bundle(kind)) for kind in KINDS if kind != RETRACTION}
     some = next(iter(found.values()))
     statement = retraction("a", statement_in(some).image, reason="x", when="2026-11-22T17:05:16Z")
-    envelope = {
-        **json.loads(some)["dsseEnvelope"],
-        "payload": base64.b64encode(payload(statement)).decode(),
-    }
+    envelope = {**json.loads(some)["dsseEnvelope"], "payload": base64.b64encode(payload(statement)).decode()}
     return {**found, RETRACTION: json_bytes({**json.loads(some), "dsseEnvelope": envelope})}
 
 
@@ -208,11 +203,11 @@ PREDICATES = {
 
 
 @pytest.fixture(name="scene")
-def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
+def a_scene(publisher: Publisher) -> Iterator[Scene]:
     """A registry with the referrers API only: the fallback tag would list the same statements again."""
     with RegistryServer() as server:
         server.behaviour.lists_referrers = True
-        yield Scene(Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher")), server)
+        yield Scene(publisher, server)
 
 
 @pytest.mark.parametrize("what", PREDICATES)

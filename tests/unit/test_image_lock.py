@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from tests.publisher import Publisher, new_publisher
+from tests.published import a_built_publisher, a_copied_publisher
+from tests.publisher import Publisher
 from tests.reports import TAG
-from tests.smoke_suites import suite_to_read
 from torchkiln.build.image_lock import lock_of, remember_lock
 from torchkiln.errors import Stale
 from torchkiln.lock.file import from_json, lock_digest, to_json
 from torchkiln.lock.lock import load_locked, on_base, save
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedBase, LockedCell, OsPackage
+from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+
+__all__ = ["a_built_publisher", "a_copied_publisher"]
 
 
 @dataclass
@@ -42,83 +43,63 @@ class Moved:
     def found(self) -> LockedCell:
         return lock_of(self.image, TAG, self.publisher.layout, self.images, self.publisher.store)
 
-    def keep(self, locked: LockedCell) -> None:
-        self.kept.write_bytes(to_json(locked))
+    def refused(self) -> None:
+        with pytest.raises(Stale, match="was built from the lock sha256:") as caught:
+            self.found()
+        assert f"build the image again: torchkiln build {TAG}" in caught.value.hint
 
 
-def other_base(base: LockedBase) -> LockedBase:
-    """The base before the archive moved."""
-    return replace(
-        base,
-        digest=Digest(f"sha256:{'1' * 64}"),
-        diff_id=Digest(f"sha256:{'2' * 64}"),
-        packages=(*base.packages, OsPackage(name="zlib1g", version="1")),
-    )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    publisher = new_publisher(tmp_path_factory.mktemp("moved") / "publisher", suite_to_read)
-    publisher.build()
-    return publisher
+def with_base(locked: LockedCell, digit: str) -> LockedCell:
+    """*locked* with a base before the archive moved."""
+    digest = Digest(f"sha256:{digit * 64}")
+    packages = (*locked.base.packages, OsPackage(name="zlib1g", version="1"))
+    return on_base(locked, replace(locked.base, digest=digest, diff_id=digest, packages=packages), None)
 
 
 @pytest.fixture
-def moved(built: Publisher, tmp_path: Path) -> Moved:
-    publisher = Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher", symlinks=True))
+def moved(publisher: Publisher) -> Moved:
     own = load_locked(publisher.folder / "images", TAG)
-    save(publisher.folder / "images", on_base(own, other_base(own.base), None))
+    save(publisher.folder / "images", with_base(own, "1"))
     return Moved(publisher=publisher, image=open_layout(publisher.layout).image(TAG), own=own)
 
 
 def test_the_layout_has_the_lock_of_each_image(moved: Moved) -> None:
+    """The committed lock is used if it is that of the image."""
     own = from_json(moved.kept.read_bytes())
 
     assert lock_digest(own) == labels(moved.image)["torchkiln.lock"]
     assert moved.found() == moved.own
     assert moved.found().layers == moved.own.layers != ()
 
+    save(moved.images, moved.own)
+    moved.kept.unlink()
+    assert moved.found() == moved.own
+
 
 def test_the_cache_has_it_for_a_copy_of_the_image(moved: Moved) -> None:
     """Other tools copy an image to another layout without the folder of locks."""
     moved.kept.unlink()
-    with pytest.raises(Stale, match="was built from the lock sha256:") as caught:
-        moved.found()
-    assert f"build the image again: torchkiln build {TAG}" in caught.value.hint
+    moved.refused()
 
     remember_lock(moved.own, moved.publisher.store)
     assert moved.found() == moved.own
 
 
-def test_the_committed_lock_is_used_if_it_is_that_of_the_image(moved: Moved) -> None:
-    save(moved.images, moved.own)
-    moved.kept.unlink()
-
-    assert moved.found() == moved.own
-
-
-def fewer_wheels(locked: LockedCell) -> LockedCell:
-    return replace(locked, wheels=locked.wheels[1:])
-
-
-def another_base(locked: LockedCell) -> LockedCell:
-    return replace(locked, base=replace(locked.base, digest=Digest(f"sha256:{'3' * 64}")))
-
-
-def another_date(locked: LockedCell) -> LockedCell:
-    return replace(locked, as_of="2020-01-01", epoch=0)
-
-
-@pytest.mark.parametrize("change", [fewer_wheels, another_base, another_date])
-def test_a_strangers_lock_is_not_believed(moved: Moved, change: Callable[[LockedCell], LockedCell]) -> None:
+@pytest.mark.parametrize("change", ["wheels", "base", "date"])
+def test_a_strangers_lock_is_not_believed(moved: Moved, change: str) -> None:
     """Only base and tools are read from it, and the digest of the whole must be that of the image."""
-    moved.keep(change(moved.own))
+    own = moved.own
+    changed = {
+        "wheels": replace(own, wheels=own.wheels[1:]),
+        "base": with_base(own, "3"),
+        "date": replace(own, as_of="2020-01-01", epoch=0),
+    }
+    moved.kept.write_bytes(to_json(changed[change]))
 
-    if change is another_base:
-        with pytest.raises(Stale, match="was built from the lock"):
-            moved.found()
+    if change == "base":
+        moved.refused()
     else:
-        assert moved.found() == moved.own
+        assert moved.found() == own
 
 
 def test_other_wheels_are_never_taken_from_a_layout(moved: Moved) -> None:
@@ -127,46 +108,32 @@ def test_other_wheels_are_never_taken_from_a_layout(moved: Moved) -> None:
     wheel = replace(committed.wheels[0], sha256="f" * 64)
     save(moved.images, replace(committed, wheels=(wheel, *committed.wheels[1:]), layers=()))
 
-    with pytest.raises(Stale, match="was built from the lock"):
-        moved.found()
+    moved.refused()
 
 
-def text(path: Path) -> None:
-    path.write_text("{")
+SPOILT = {"text": b"{", "large": bytes(5 << 20), "edited": b"", "pipe": None}  # "edited": see the test
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
+@pytest.mark.parametrize("data", SPOILT.values(), ids=SPOILT)
+def test_a_damaged_lock_in_the_layout_is_ignored(moved: Moved, data: bytes | None) -> None:
+    edited = moved.kept.read_bytes().replace(b'"epoch": 1', b'"epoch": 2')
+    moved.kept.unlink()
+    if data is None:
+        os.mkfifo(moved.kept)
+    else:
+        moved.kept.write_bytes(data or edited)
 
-
-def large(path: Path) -> None:
-    path.write_bytes(bytes(5 << 20))
-
-
-def edited(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"epoch": 1', b'"epoch": 2'))
-
-
-@pytest.mark.parametrize("spoil", [text, pipe, large, edited])
-def test_a_damaged_lock_in_the_layout_is_ignored(moved: Moved, spoil: Callable[[Path], None]) -> None:
-    if spoil is not edited:
-        moved.kept.unlink()
-    spoil(moved.kept)
-
-    with pytest.raises(Stale, match="was built from the lock"):
-        moved.found()
+    moved.refused()
     remember_lock(moved.own, moved.publisher.store)
     assert moved.found() == moved.own
 
 
 def test_a_replaced_image_takes_its_lock_along(moved: Moved) -> None:
     before = moved.kept
-    moved.publisher.build("2.0")
+    image = moved.publisher.build("2.0")
 
-    assert [path.name for path in before.parent.iterdir()] == [
-        f"{open_layout(moved.publisher.layout).image(TAG).manifest.removeprefix('sha256:')}.json"
-    ]
-    assert not before.exists()
+    names = [path.name for path in before.parent.iterdir()]
+    assert names == [f"{image.manifest.removeprefix('sha256:')}.json"] != [before.name]
 
 
 def test_a_link_in_place_of_the_folder_is_refused(moved: Moved, tmp_path: Path) -> None:
@@ -181,11 +148,11 @@ def test_a_link_in_place_of_the_folder_is_refused(moved: Moved, tmp_path: Path) 
 
 def test_commands_agree_on_the_image(moved: Moved) -> None:
     """`sbom` and `gate` use the lock of the image, not the committed one."""
-    sbom = moved.publisher.run("sbom", TAG, *moved.publisher.here[:4])
+    run, here = moved.publisher.run, moved.publisher.here
+    sbom = run("sbom", TAG, *here[:4])
     assert sbom.exit_code == 0, sbom.output
+    assert "was built from" not in str(run("gate", TAG, *here).exception)
 
-    judged = moved.publisher.run("gate", TAG, *moved.publisher.here)
-    assert "was built from" not in str(judged.exception)
     moved.kept.unlink()
-    for command in (("sbom", TAG, *moved.publisher.here[:4]), ("gate", TAG, *moved.publisher.here)):
-        assert "was built from the lock" in str(moved.publisher.run(*command).exception)
+    for command in (("sbom", TAG, *here[:4]), ("gate", TAG, *here)):
+        assert "was built from the lock" in str(run(*command).exception)

@@ -47,8 +47,7 @@ def test_a_cell_is_found_by_its_tag_and_by_each_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", f"{TAG}-transformers", "latest-devel", "", TAG.upper()],
+    "name", ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", f"{TAG}-transformers", "latest-devel", "", TAG.upper()]
 )
 def test_no_cell_has_another_name(name: str) -> None:
     assert find_cell(name, MATRIX, FACTS) is None
@@ -131,21 +130,8 @@ def test_a_cell_is_named_by_an_image_of_a_layout(tmp_path: Path) -> None:
 
 
 # Commands that take neither an image nor a cell of the matrix.
-OTHERS = {
-    "refresh",
-    "vault check",
-    "vault drop",
-    "init",
-    "completion",
-    "base",
-    "ls",
-    "withdraw",
-    "matrix",
-    "cache",
-    "doctor",
-    "show",
-    "read",
-}
+OTHERS = {"init", "completion", "base", "ls", "withdraw", "matrix", "cache", "doctor", "show", "read"}
+OTHERS |= {"refresh", "vault check", "vault drop"}
 
 
 def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:

@@ -17,12 +17,12 @@ from requests.exceptions import ConnectionError as NoConnection
 from tests.planned import locked
 from tests.servers.hostile_index import REQUEST
 from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
+from tests.stored import put_file
 from torchkiln.build.dependencies import check_metadata
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
-from torchkiln.model.cell import Source
 from torchkiln.model.index import WheelMetadata, differing, read_metadata
-from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.lock import LockedCell
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import reason_of, status_text
 
@@ -143,23 +143,10 @@ def test_metadata_over_the_limits_is_an_error(data: bytes) -> None:
 
 def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedCell:
     """A lock of these wheels, which are written to *store*."""
-    import hashlib
-
     found = []
     for filename, data in wheels:
         name, version = filename.split("-")[:2]
-        found_wheel = LockedWheel(
-            name=name.replace("_", "-"),
-            version=changes.get(name, version),
-            filename=filename,
-            sha256=hashlib.sha256(data).hexdigest(),
-            size=len(data),
-            index=Source.DEFAULT,
-        )
-        place = store.wheel(found_wheel)
-        place.parent.mkdir(parents=True)
-        place.write_bytes(data)
-        found.append(found_wheel)
+        found.append(put_file(name.replace("_", "-"), changes.get(name, version), filename, data, store))
     plain = locked()
     return replace(
         plain, wheels=tuple(found), resolution=replace(plain.resolution, requirements=("demo[more]",))

@@ -91,9 +91,7 @@ def test_no_check_failed_and_what_one_report_skips_another_has() -> None:
 
 
 @pytest.mark.parametrize("signed_report", ALL, ids=lambda one: one.name)
-def test_a_report_is_of_a_locked_cell(
-    signed_report: SignedReport,
-) -> None:
+def test_a_report_is_of_a_locked_cell(signed_report: SignedReport) -> None:
     """Its image is the present one or an earlier one, and its verdict follows from its values."""
     assert digest_of(signed_report.report.tag or "")
     assert verdict(signed_report.report.findings) == signed_report.report.verdict

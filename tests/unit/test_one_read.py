@@ -11,26 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
-from tests.publisher import Publisher, new_publisher
+from tests.published import a_built_publisher, a_copied_publisher
+from tests.publisher import Publisher
 from tests.reports import TAG, found
 from tests.servers.registry_server import RegistryServer
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.registry.session import Registry
 
+__all__ = ["a_built_publisher", "a_copied_publisher"]
+
 NAME, DAY = "team/app", "20261122"
 NAMES = {TAG, f"{TAG}-{DAY}", "2.7-cuda12.1-runtime", "v2.7"}
-
-
-@pytest.fixture(scope="module", name="made")
-def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    publisher = new_publisher(tmp_path_factory.mktemp("made"))
-    publisher.build()
-    return publisher
-
-
-@pytest.fixture
-def publisher(made: Publisher, tmp_path: Path) -> Publisher:
-    return Publisher(folder=shutil.copytree(made.folder, tmp_path / "publisher"))
 
 
 @pytest.fixture

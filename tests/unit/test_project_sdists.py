@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.sdists import files_of, sdist
 from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
+from tests.stored import put
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.build import sdist as building
 from torchkiln.errors import BuildFailed
@@ -57,9 +58,7 @@ class FakeBuilder:
             size=len(data),
             index=Source.PROJECT,
         )
-        temporary = self.store.temporary("fake")
-        temporary.write_bytes(data)
-        self.store.adopt(temporary, self.store.wheel(wheel))
+        put(data, self.store.wheel(wheel), self.store)
         return BuiltSdist(wheel=wheel, metadata=metadata_of(data), requires=requires)
 
     def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:

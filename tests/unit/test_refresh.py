@@ -34,10 +34,8 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save(folder, each)
         artefact.write_lock(folder, each.base)
 
-    def build(*_: object, **__: object) -> LockedBase:
-        return a_base(Store(tmp_path / "cache"), "3.0.19")
-
-    monkeypatch.setattr(artefact, "build", build)
+    newer = Store(tmp_path / "cache")
+    monkeypatch.setattr(artefact, "build", lambda *_, **__: a_base(newer, "3.0.19"))
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     return folder
 
@@ -47,22 +45,18 @@ def run(images: Path, *more: str) -> Result:
 
 
 def test_only_the_base_moves(images: Path) -> None:
-    ran = run(images)
+    """A second run changes nothing."""
+    ran, newer, cells = run(images), a_base(None, "3.0.19"), (cell(), cell("2.8.0"))
 
     assert ran.exit_code == 0, ran.output
-    tags = [tag_of(each.resolution) for each in (cell(), cell("2.8.0"))]
+    tags = [tag_of(each.resolution) for each in cells]
     assert ran.stdout.splitlines() == tags
     assert "debian12: openssl 3.0.18 → 3.0.19\n" in ran.stderr
-    for tag, before in zip(tags, (cell(), cell("2.8.0")), strict=True):
-        assert load_locked(images, tag) == replace(before, base=a_base(None, "3.0.19"))
+    for tag, before in zip(tags, cells, strict=True):
+        assert load_locked(images, tag) == replace(before, base=newer)
         assert (images / tag / "Dockerfile").is_file()
-    assert artefact.read_lock(images, "debian12") == a_base(None, "3.0.19")
+    assert artefact.read_lock(images, "debian12") == newer
     assert load_locked(images, tag_of(cell(os_name="debian13").resolution)) == cell(os_name="debian13")
-
-
-def test_a_second_run_changes_nothing(images: Path) -> None:
-    run(images)
-
     assert run(images).stdout == ""
 
 
@@ -80,10 +74,13 @@ def test_a_failed_base_changes_no_lock(images: Path, monkeypatch: pytest.MonkeyP
     def build(*_: object, **__: object) -> LockedBase:
         raise BuildFailed("mmdebstrap failed")
 
-    before = {path: path.read_bytes() for path in images.rglob("*") if path.is_file()}
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in images.rglob("*") if path.is_file()}
+
+    before = files()
     monkeypatch.setattr(artefact, "build", build)
     assert isinstance(run(images).exception, BuildFailed)
-    assert {path: path.read_bytes() for path in images.rglob("*") if path.is_file()} == before
+    assert files() == before
 
 
 def test_a_folder_without_locks_is_an_error(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socketserver
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.hostile_registry import hostile
 from tests.publisher import new_publisher
 from tests.pushing import image, push_to
 from tests.servers.certificate import self_signed
@@ -27,32 +26,9 @@ PING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 @contextmanager
 def answering(answers: dict[str, bytes]) -> Iterator[str]:
     """A server that sends the given response for each method, and PING for /v2/; yields its host."""
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            head = b""
-            while (line := self.rfile.readline(1 << 16)) not in (b"\r\n", b""):
-                head += line
-            method, _, rest = head.decode().partition(" ")
-            ping = rest.startswith("/v2/ ") and "PING" not in answers
-            response = PING if ping else answers["PING" if rest.startswith("/v2/ ") else method]
-            self.wfile.write(response.replace(b"HOST", self.server_host()))
-
-        def server_host(self) -> bytes:
-            return b"127.0.0.1:%d" % server.server_address[1]
-
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Ignore clients that disconnect."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    patterns = {"^[A-Z]+ /v2/$": answers.get("PING", PING)}
+    with hostile(patterns | {f"^{method} ": answer for method, answer in answers.items()}) as server:
+        yield server.host
 
 
 def plain(status: str, body: bytes = b"", *headers: str) -> bytes:

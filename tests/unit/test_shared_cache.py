@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.stored import locked_file, put
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 
 CONTENT = b"a layer" * 1000
 SHA = hashlib.sha256(CONTENT).hexdigest()
 DIGEST = Digest(f"sha256:{SHA}")
-WHEEL = LockedWheel(
-    name="torch",
-    version="1.0",
-    filename="torch-1.0-py3-none-any.whl",
-    sha256=SHA,
-    size=len(CONTENT),
-    index="default",
-)
+WHEEL = locked_file("torch", "1.0", "torch-1.0-py3-none-any.whl", CONTENT)
 
 
 @pytest.fixture
@@ -137,9 +130,7 @@ def test_sharing_a_file_follows_no_link(tmp_path: Path, shared: Path) -> None:
     target.mkdir()
     (shared / "blobs" / "sha256").rmdir()
     (shared / "blobs" / "sha256").symlink_to(target)
-    made = store.temporary("made")
-    made.write_bytes(CONTENT)
-    store.adopt(made, store.blob(DIGEST))
+    put(CONTENT, store.blob(DIGEST), store)
     assert list(target.iterdir()) == []
     assert store.blob(DIGEST).read_bytes() == CONTENT
 

@@ -25,12 +25,7 @@ def zizmor(folder: Path, *options: str) -> str:
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
     always += ["--color", "never"]  # with CI set, zizmor prints colours without a terminal
-    done = subprocess.run(
-        [program, *always, *options, folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([program, *always, *options, folder], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 

@@ -7,9 +7,7 @@ import os
 import socket
 import string
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.inside import needs_sshd, says, sshd
+from tests.servers.answering import Answer, Answering
 from workplace import health
 from workplace.health import expect, main, states
 from workplace.session import set_env, shared
@@ -34,30 +33,16 @@ def fault(folder: Path, port: int, path: str | None) -> str:
     return found
 
 
-class Answer(BaseHTTPRequestHandler):
-    """A handler that responds with 200 to /lab/api, and to other paths with the status in the path."""
-
-    def do_GET(self) -> None:
-        found = self.path.strip("/")
-        self.send_response(200 if found == "lab/api" else int(found))
-        self.send_header("Location", "/lab/api")
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        """Print no log."""
-
-
 @pytest.fixture
 def web() -> Iterator[int]:
-    """The port of an HTTP server."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    """The port of a server: it responds with 200 to /lab/api, to other paths with the status in the path."""
+
+    def answer(path: str, _: object) -> Answer:
+        found = path.strip("/")
+        return 200 if found == "lab/api" else int(found), {"Location": "/lab/api"}, b"{}"
+
+    with Answering(answer) as server:
+        yield server.port
 
 
 def closed() -> int:
