@@ -1,12 +1,15 @@
-"""A vault in real registries (docker-registry, crane's); skopeo copies one from a folder to a registry."""
+"""A vault in real registries (docker-registry, crane's): skopeo copies it, and oras pulls a lock."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
+from oras.client import OrasClient
+
 from tests.engine.crane import both_registries, each_registry
 from tests.engine.registry import RunningRegistry
+from tests.layers import sha256
 from tests.needs import tool
 from tests.published import a_built_publisher
 from tests.publisher import Publisher
@@ -54,3 +57,14 @@ def test_skopeo_copies_a_vault(registry: RunningRegistry, built: Publisher, tmp_
 
     assert copied.keep().added == 0
     assert copied.check(tmp_path)[1] == ()
+
+
+@both_registries
+def test_oras_pulls_the_files_of_a_lock(registry: RunningRegistry, built: Publisher, tmp_path: Path) -> None:
+    scene = in_registry(built, registry, tmp_path)
+    scene.keep()
+
+    name = f"{scene.vault.name.removeprefix('oci://')}:{scene.tag}"
+    pulled = OrasClient(insecure=True).pull(name, outdir=str(tmp_path / "pulled"))
+    hashes = {Path(path).name: sha256(Path(path)) for path in pulled}
+    assert {wheel.filename: wheel.sha256 for wheel in scene.locked.wheels}.items() <= hashes.items()
