@@ -162,7 +162,7 @@ images, debs, store = (Path(path) for path in sys.argv[2:])
 store = Store(store)
 base = read_lock(images, "debian12") or read_lock(images, "debian13")
 files, effects = read_files(images, base, store), read_effects(images, base, store)
-remake(base, base, files, effects, store, path_of=lambda deb: debs / deb_path(deb))
+remake(base, base, files.debs, effects, store, path_of=lambda deb: debs / deb_path(deb))
 tools = ("mmdebstrap", "apt-get", "dpkg", "dpkg-deb", "tar", "chroot")
 found = [name for name in tools if shutil.which(name)]
 print(json.dumps({"made": store.has_blob(base.digest, base.size), "uid": os.getuid(), "found": found}))
