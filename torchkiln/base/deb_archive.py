@@ -126,7 +126,8 @@ class Debs:
                     reason = error.message
                     if isinstance(error.__cause__, GivenUp):
                         self._lost[source] = reason
-            tried.append(f"{source.name}: {reason or 'address unknown'}")
+            unknown = "address unknown" if deb.path else "the lock has no path of it"
+            tried.append(f"{source.name}: {reason or unknown}")
         lines = (f"{deb.filename} (sha256 {deb.sha256}) was not found:", *(f"  {line}" for line in tried))
         raise BuildFailed("\n".join(lines))
 
