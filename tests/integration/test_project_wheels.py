@@ -16,7 +16,7 @@ from tests.planned import FACTS, MATRIX
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.sdists import sdist
 from tests.unit.test_project_code import paths
-from tests.unpublished import FakeIndex, locked_wheel
+from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.build import project as building
 from torchkiln.build.project_source import source_of
@@ -34,7 +34,7 @@ from torchkiln.project.file import save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import ProjectRequest, needs_of
 from torchkiln.project.sdists import BuiltSdist, SourceCode
-from torchkiln.project.wheel_fetcher import ProjectWheels
+from torchkiln.project.wheel_fetcher import OwnWheels
 from torchkiln.store.store import Store
 
 PATH = "wheels/own-1-py3-none-any.whl"
@@ -231,7 +231,7 @@ def test_one_wheel_is_built_at_a_time(tmp_path: Path) -> None:
 
     built = BuiltFrom(sdist="x-1.tar.gz", sha256="0" * 64, size=1)
     origins = [Origin(name=name, built=built) for name in names]
-    fetcher = ProjectWheels(FakeIndex([]), tmp_path, origins, Store(tmp_path / "cache"), {}, rebuild)
+    fetcher = OwnWheels(tmp_path, origins, Store(tmp_path / "cache"), {}, rebuild)
 
     def fetch(wheel: LockedWheel) -> None:
         own = replace(wheel, index=Source.PROJECT)

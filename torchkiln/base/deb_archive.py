@@ -80,10 +80,13 @@ def _snapshots(os_name: str, dates: Mapping[str, str], setting: str) -> Iterator
     if setting == OFF or not all(newest):
         return
     for days in (0, 1):
-        main, security = (
-            f"{setting or system.snapshot}/{part}{_later(date, days)}"
-            for part, date in zip(system.snapshot_parts, newest, strict=True)
-        )
+        try:
+            main, security = (
+                f"{setting or system.snapshot}/{part}{_later(date, days)}"
+                for part, date in zip(system.snapshot_parts, newest, strict=True)
+            )
+        except (ValueError, OverflowError):  # a lock can have any digits
+            return
         yield DebSource(name="snapshot", main=main, security=security, alone=True)
 
 

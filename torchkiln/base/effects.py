@@ -27,6 +27,7 @@ from torchkiln.util.strict_json import json_of
 SCHEMA = 1
 LIMIT = 16 << 20  # maximum bytes of the file; that of debian12 has 0.6 million
 _UNPACKED = 64 << 20
+_MEMBERS = 64  # maximum members of the gzip file; `encode_bytes` writes one for 4 MiB
 _CODE = re.compile(r"(?P<folder>.*/)__pycache__/(?P<name>[^/.]+)\.cpython-3\d+\.pyc")
 _CHECKED = (3).to_bytes(4, "little")  # flags of a .pyc with the hash of its source, which Python compares
 
@@ -100,7 +101,8 @@ def with_effects(plain: Tree, effects: Effects, compiled: Compile) -> Tree:
 
     :raises ValueError: *effects* do not fit *plain*.
     """
-    tree = {path: node for path, node in plain.items() if path not in set(effects.removed)}
+    removed = frozenset(effects.removed)
+    tree = {path: node for path, node in plain.items() if path not in removed}
     codes = []
     for effect in effects.changed:
         if effect.kind == "byte-code":
@@ -135,7 +137,9 @@ def from_bytes(data: bytes, where: str) -> Effects:
     :raises ValueError: *data* is not such a file.
     """
     text = b""
-    while data:  # the members of a gzip file
+    for _ in range(_MEMBERS):
+        if not data:
+            break
         inflate = zlib.decompressobj(31)
         try:
             text += inflate.decompress(data, _UNPACKED - len(text) + 1)
@@ -144,6 +148,8 @@ def from_bytes(data: bytes, where: str) -> Effects:
         data = inflate.unused_data
         if len(text) > _UNPACKED or not inflate.eof:
             raise ValueError(f"truncated, or more than {_UNPACKED >> 20} MiB")
+    if data:
+        raise ValueError(f"more than {_MEMBERS} gzip members")
     return of_document(json_of(text), where)
 
 

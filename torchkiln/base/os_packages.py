@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchkiln.base.apt_get import resolve
 from torchkiln.base.contents import inspect
 from torchkiln.base.debs import RECORDS, write_repository
 from torchkiln.base.on_top import Addition, BaseWork, base_work, layer_tar
 from torchkiln.base.protected import contents_of, demand_apart, demand_harmless
-from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe, recipe
-from torchkiln.base.remake import debs_of, record_effects, remade
+from torchkiln.base.recipe import CLEANING, ON_TOP, recipe
+from torchkiln.base.remake import APT_EFFECTS, blob_of, debs_of, mismatch, record_effects, remade
 from torchkiln.base.sources import SNAPSHOT, snapshot_of, sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import LockedApt, OsLayers, packages_of
+from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import DebFile, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
@@ -33,8 +34,11 @@ from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.store.store import Store
 
-_RULES = 3  # raise it when `protected` refuses more, or warns of more
+_RULES = 4  # raise it when `protected` refuses more, or warns of more
 _WHAT = "the layer of OS packages"
+_PIECE = 1 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +69,7 @@ def lock_apt(
     """
     wanted = recipe(layers.base.os)
     debs, dates = resolve(requested, layers, store, environ=environ, report=report)
-    made = _recorded(
-        requested, debs, layers, store, lambda: _installed(requested, debs, layers, store, environ, report)
-    )
+    made = _installed(requested, debs, layers, store, environ, report)
     demand_apart(made.paths, own, what=_WHAT)
     sources = sources_of(wanted, environ)
     apt = LockedApt(
@@ -105,13 +107,11 @@ def ensure_apt(
     :raises BuildFailed: a package was not found, the layer contains a file of *own*, or *layers* are those of
         the lock but the layer differs from the locked one.
     """
-    made = _recorded(
-        apt.requested, apt.debs, layers, store, lambda: _made(apt, layers, store, environ, report)
-    )
+    made = _made(apt, layers, store, environ, report)
     demand_apart(made.paths, own, what=_WHAT)
-    if layers.fits(apt) and made.blob != _blob(apt):
+    if layers.fits(apt) and made.blob != blob_of(apt):
         raise BuildFailed(
-            f"{_WHAT} is not the locked one: expected {apt.digest}, got {made.blob.digest}; the output of"
+            f"{_WHAT} is not the locked one: {mismatch(blob_of(apt), made.blob)}; the output of"
             " a package's script differs on each run, or with other versions of mmdebstrap, apt or dpkg",
             hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
             " on the machine that locked it",
@@ -119,57 +119,74 @@ def ensure_apt(
     return replace(apt, base=layers.base.digest, tools=layers.tools_digest, **asdict(made.blob))
 
 
-def _recorded(
-    requested: tuple[str, ...],
-    debs: tuple[DebFile, ...],
-    layers: OsLayers,
-    store: Store,
-    make: Callable[[], MadeApt],
-) -> MadeApt:
-    """The layer of *debs* on *layers*, from the cache or by *make*."""
-    key = _key(requested, debs, layers, recipe(layers.base.os))
-    with store.lock(f"apt-{key}", "installs OS packages"):
-        if known := _known(key, store):
-            return known
-        made = make()
-        record = {**asdict(made.blob), "paths": made.paths, "notes": made.notes}
-        store.put_record(RECORDS, key, record)
-    return made
-
-
 def _made(
     apt: LockedApt, layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting
 ) -> MadeApt:
-    """The layer of *apt* on *layers*, newly made."""
-    lacking = remade(apt, layers.base, store, environ=environ, report=report) if layers.fits(apt) else ""
-    if lacking is None:
-        paths, notes = _checked(store.blob(apt.digest), layers, store)
-        return MadeApt(blob=_blob(apt), paths=paths, notes=notes)
+    """The layer of *apt* on *layers*."""
+    lacking = ""
+    if layers.fits(apt):
+        known = _known(_key_of_installing(apt.requested, apt.debs, layers), store)
+        if known and known.blob == blob_of(apt):
+            return known
+        # Lock and effects may be a stranger's. What they give is recorded under its own digest, so that it is
+        # never used for another lock with the same packages.
+        key = _key(layers, digest=apt.digest)
+        found = _recorded(key, store, lambda: _remade(apt, layers, store, environ, report))
+        if isinstance(found, MadeApt):
+            return found
+        lacking = found
     if lacking or (lacking := debs_of(layers.base, apt.dates, store, environ).lacking(apt.debs)):
         mirrors = " and ".join(variables(recipe(apt.os))[:2])
         raise BuildFailed(
             lacking,
-            hint=f"take them from a vault (--vault); or set {mirrors}, or {SNAPSHOT}; or lock the present"
-            " packages: torchkiln lock --project DIR --upgrade",
+            hint=f"take packages from a vault (--vault), or set {mirrors}, or {SNAPSHOT}; or restore"
+            f" {APT_EFFECTS}; or lock the present packages: torchkiln lock --project DIR --upgrade",
         )
     return _installed(apt.requested, apt.debs, layers, store, environ, report)
 
 
-def _blob(apt: LockedApt) -> Blob:
-    return Blob(digest=apt.digest, diff_id=apt.diff_id, size=apt.size, unpacked=apt.unpacked)
+def _remade(
+    apt: LockedApt, layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting
+) -> MadeApt | str:
+    """The layer of *apt* from a vault, or from its packages and effects; or as `remade` the reason."""
+    lacking = remade(apt, layers.base, store, environ=environ, report=report)
+    if lacking is not None:
+        return lacking
+    path, unpacked, found = store.blob(apt.digest), 0, hashlib.sha256()
+    try:
+        with GZIP.open(path) as tar:
+            while piece := tar.read(_PIECE):
+                unpacked += len(piece)
+                found.update(piece)
+    except DAMAGED as error:
+        raise BuildFailed(f"{_WHAT} cannot be read: {error}", hint="lock the project again") from error
+    diff_id = Digest(f"sha256:{found.hexdigest()}")
+    blob = Blob(digest=apt.digest, diff_id=diff_id, size=path.stat().st_size, unpacked=unpacked)
+    return _checked(path, blob, apt.debs, layers, store)
 
 
-def _key(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, wanted: BaseRecipe) -> str:
-    """The hash of everything that determines the layer, and whether it is refused."""
-    inputs = {
-        "rules": _RULES,
-        "requested": requested,
-        "debs": [deb.sha256 for deb in debs],
-        "layers": [artefact.digest for artefact in layers.artefacts],
-        "installing": (wanted.dpkg_options, wanted.epoch, ON_TOP, CLEANING),
-        "encoder": ENCODER,
-    }
+def _key(layers: OsLayers, **inputs: Any) -> str:
+    """The hash of *inputs*, and of what else determines a layer, and whether it is refused."""
+    inputs |= {"rules": _RULES, "layers": [artefact.digest for artefact in layers.artefacts]}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _key_of_installing(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers) -> str:
+    wanted = recipe(layers.base.os)
+    installing = (wanted.dpkg_options, wanted.epoch, ON_TOP, CLEANING)
+    hashes = [deb.sha256 for deb in debs]
+    return _key(layers, requested=requested, debs=hashes, installing=installing, encoder=ENCODER)
+
+
+def _recorded(key: str, store: Store, make: Callable[[], T]) -> MadeApt | T:
+    """The layer of *key*, from the cache or by *make*; what else *make* returns is not recorded."""
+    with store.lock(f"apt-{key}", "installs OS packages"):
+        if known := _known(key, store):
+            return known
+        made = make()
+        if isinstance(made, MadeApt):
+            store.put_record(RECORDS, key, {**asdict(made.blob), "paths": made.paths, "notes": made.notes})
+        return made
 
 
 def _known(key: str, store: Store) -> MadeApt | None:
@@ -191,9 +208,13 @@ def _installed(
     environ: Mapping[str, str],
     report: Reporting,
 ) -> MadeApt:
-    """The layer of *debs*, which are in *store*, by mmdebstrap."""
-    with base_work(recipe(layers.base.os), store, environ, report) as work:
-        return _install(requested, debs, layers, work)
+    """The layer of *debs*, which are in *store*: from the cache, or by mmdebstrap."""
+
+    def install() -> MadeApt:
+        with base_work(recipe(layers.base.os), store, environ, report) as work:
+            return _install(requested, debs, layers, work)
+
+    return _recorded(_key_of_installing(requested, debs, layers), store, install)
 
 
 def _install(
@@ -221,14 +242,12 @@ def _install(
     try:
         with store.writable():
             blob = encode(layer, temporary)
-        if debs:  # without packages, the layer may have no dpkg status file
-            _demand_locked(temporary, debs, layers)
-        paths, notes = _checked(temporary, layers, store)
+        made = _checked(temporary, blob, debs, layers, store)
         with store.writable():
             store.adopt(temporary, store.blob(blob.digest))
     finally:
         temporary.unlink(missing_ok=True)
-    return MadeApt(blob=blob, paths=paths, notes=notes)
+    return made
 
 
 def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> None:
@@ -244,10 +263,12 @@ def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> N
         )
 
 
-def _checked(blob: Path, layers: OsLayers, store: Store) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The paths of the layer that are not folders, and the warnings about it."""
+def _checked(path: Path, blob: Blob, debs: tuple[DebFile, ...], layers: OsLayers, store: Store) -> MadeApt:
+    """The layer in the file *path*, with its paths that are not folders, and the warnings about it."""
+    if debs:  # without packages, the layer may have no dpkg status file
+        _demand_locked(path, debs, layers)
     try:
-        with GZIP.open(blob) as tar:
+        with GZIP.open(path) as tar:
             upper = contents_of([tar])
         with ExitStack() as opened:
             blobs = [store.blob(artefact.digest) for artefact in layers.artefacts]
@@ -255,4 +276,5 @@ def _checked(blob: Path, layers: OsLayers, store: Store) -> tuple[tuple[str, ...
     except DAMAGED as error:
         raise BuildFailed(f"{_WHAT} cannot be read: {error}", hint="build it again") from error
     notes = demand_harmless(lower, upper, what=_WHAT)
-    return tuple(sorted(path for path, kind in upper.kinds.items() if kind != "folder")), notes
+    paths = sorted(path for path, kind in upper.kinds.items() if kind != "folder")
+    return MadeApt(blob=blob, paths=tuple(paths), notes=notes)

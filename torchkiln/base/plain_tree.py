@@ -160,6 +160,8 @@ def _nodes(
     with open_deb(file, deb) as (control, data):
         tar = TarReader(pieces_of(data))
         for entry in tar:
+            if entry.kind not in ("file", "hard link", "link", "folder"):
+                raise ValueError(f"{entry.path} is a {entry.kind}")
             listed.append(f"/{entry.path}" if entry.path else "/.")
             path = rules.placed(entry.path)
             if not path or path in rules.merged or _is_excluded(entry.path, filters):

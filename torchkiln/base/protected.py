@@ -22,6 +22,7 @@ from torchkiln.base.package_paths import (
     pth_file,
 )
 from torchkiln.errors import BuildFailed
+from torchkiln.model.plan import WHITEOUT
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 
@@ -97,7 +98,9 @@ def refused(faults: list[str], what: str) -> BuildFailed:
 def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
     folders = {folder for path in layer.kinds for folder in parents(path)}
     for path, kind in layer.kinds.items():
-        if is_of_image(path):
+        if fault := _misplaced(path, kind, lower, layer):
+            yield fault
+        elif is_of_image(path):
             if path not in folders:  # the files in a folder are reported, not the folder
                 yield f"{_named(path, layer)} is in a folder of the image"
         elif kind == "folder":  # a folder is in the layer because of its files
@@ -106,6 +109,18 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
             yield f"{path} of {lower.owners[path]} was changed"
         elif fault := path_fault(path):
             yield f"{_named(path, layer)} {fault}"
+
+
+def _misplaced(path: str, kind: str, lower: Contents, layer: Contents) -> str:
+    """Why a layer of packages cannot have *path*: it would delete files, or replace a folder or a link."""
+    if any(part.startswith(WHITEOUT) for part in path.split("/")):
+        return f"{path} would delete files"
+    kinds = [(folder, layer.kinds.get(folder, lower.kinds.get(folder))) for folder in parents(path)]
+    if wrong := next((folder for folder, found in kinds if found not in (None, "folder")), None):
+        return f"{path} is below {wrong}, which is not a folder"
+    if path in lower.kinds and "folder" in (kind, lower.kinds[path]) and kind != lower.kinds[path]:
+        return f"{path} would replace a {lower.kinds[path]} by a {kind}"
+    return ""
 
 
 def _notes(lower: Contents, layer: Contents) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -33,6 +34,7 @@ from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import DebFile, LockedBase, LockedTools
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from torchkiln.base.deb_archive import Debs
 
 _COMPILERS = 2
-_RECORDS = "base-effects"
 _SOURCES = "etc/apt/sources.list"
 APT_EFFECTS = "torchkiln.apt-effects.json.gz"  # in the folder of a project
 #: What is made of packages: a base, tools, or the OS packages of a project.
@@ -82,10 +83,9 @@ def remake(
             raise BuildFailed(f"the effects of {locked.digest[:19]} are damaged: {error}") from error
         temporary = folder / "blob"
         made = encode(IteratorFile(_tar(tree, effects)), temporary)
-        if made.digest != locked.digest:
+        if made != blob_of(locked):
             raise BuildFailed(
-                f"the packages of {locked.os} do not give the locked blob: expected {locked.digest}, got"
-                f" {made.digest}"
+                f"the packages of {locked.os} do not give the locked blob: {mismatch(blob_of(locked), made)}"
             )
         store.adopt(temporary, store.blob(locked.digest))
 
@@ -103,9 +103,9 @@ def remade(
     :returns: None if *store* has the blob now, else the reason, which is empty for unknown effects.
     """
     from torchkiln.vault.places import vaults_of  # imported here: they load slowly
-    from torchkiln.vault.sources import take_blob
+    from torchkiln.vault.sources import take
 
-    if take_blob(vaults_of(environ), locked.digest, locked.size, store):
+    if take(vaults_of(environ), locked.digest, locked.size, store.blob(locked.digest), store):
         return None
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
     if files is None or effects is None:
@@ -135,10 +135,10 @@ def learn(images: Path | None, locked: Made, store: Store) -> None:
 
     :raises ConfigError: a file is malformed.
     """
-    if files := read_files(images, locked, store):
+    if not isinstance(locked, LockedApt) and (files := read_files(images, locked, store)):
         record_files(store, files)
     if effects := read_effects(images, locked, store):
-        store.put_record(_RECORDS, _name(effects.blob), document(effects))
+        store.put_record(_records(locked), _name(effects.blob), document(effects))
 
 
 def describe(
@@ -175,7 +175,7 @@ def record_effects(
     if (effects := describe(made, base, debs, store)) is None:
         say(f"warning: {made.digest[:19]} cannot be made again from its packages: keep a copy of it")
     else:
-        store.put_record(_RECORDS, _name(effects.blob), document(effects))
+        store.put_record(_records(made), _name(effects.blob), document(effects))
 
 
 def read_effects(images: Path | None, found: Made, store: Store) -> Effects | None:
@@ -196,7 +196,7 @@ def read_effects(images: Path | None, found: Made, store: Store) -> Effects | No
         else:
             if committed.blob == found.digest:
                 return committed
-    record = store.record(_RECORDS, _name(found.digest))
+    record = store.record(_records(found), _name(found.digest))
     try:
         return of_document(record, "a record of the cache") if record else None
     except ValueError:  # written by another version of torchkiln
@@ -204,8 +204,12 @@ def read_effects(images: Path | None, found: Made, store: Store) -> Effects | No
 
 
 def commit_effects(images: Path, found: Made, store: Store) -> None:
-    """Write the effects of *found* beside its lock; without effects, delete those of an earlier lock."""
-    path, effects = effects_path(images, found), read_effects(None, found, store)
+    """Write the effects of *found* beside its lock; if they are unknown, delete those of an earlier lock.
+
+    :raises ConfigError: they are only in the committed file, which is malformed.
+    """
+    path = effects_path(images, found)
+    effects = read_effects(None, found, store) or read_effects(images, found, store)
     if effects is None:
         path.unlink(missing_ok=True)
     else:
@@ -218,6 +222,24 @@ def effects_path(images: Path, found: Made) -> Path:
         return images / APT_EFFECTS
     name = f"{found.name}-effects" if isinstance(found, LockedTools) else "effects"
     return images / f"base-{found.os}" / f"{name}.json.gz"
+
+
+def blob_of(locked: Made) -> Blob:
+    """The blob of *locked*, by its lock."""
+    return Blob(digest=locked.digest, diff_id=locked.diff_id, size=locked.size, unpacked=locked.unpacked)
+
+
+def mismatch(expected: Blob, found: Blob) -> str:
+    """The first difference, for a message; "" if there is none."""
+    for name, value in asdict(expected).items():
+        if (other := getattr(found, name)) != value:
+            return f"expected {'' if name == 'digest' else f'{name} '}{value}, got {other}"
+    return ""
+
+
+def _records(found: Made) -> str:
+    """The kind of record of its effects. A stranger's project chooses the digest in its lock."""
+    return "apt-effects" if isinstance(found, LockedApt) else "base-effects"
 
 
 def _name(digest: Digest) -> str:
@@ -274,6 +296,8 @@ def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
         with GZIP.open(store.blob(artefact.digest)) as stream:
             yield stream
     except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the blob
+            raise
         raise BuildFailed(
             f"{store.blob(artefact.digest)} is damaged: {error}",
             hint="run: torchkiln cache verify --repair",

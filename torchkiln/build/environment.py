@@ -38,14 +38,26 @@ def open_environment(
 
     :raises ConfigError: the name of a vault is invalid.
     """
-    index: Fetcher = LazyIndex(store)
     archives: ArchiveSource = CudaArchives(os.environ)
     if os.environ.get(VARIABLE):
         from torchkiln.vault.places import vaults_of  # imported here because it loads slowly
-        from torchkiln.vault.sources import VaultArchives, VaultFetcher
+        from torchkiln.vault.sources import VaultArchives
 
-        vaults = vaults_of(os.environ)
-        index, archives = VaultFetcher(vaults, index), VaultArchives(vaults, archives)
+        archives = VaultArchives(vaults_of(os.environ), archives)
+    index = with_vaults(LazyIndex(store), os.environ)
     return Environment(
         store=store, fetcher=index, archives=archives, observer=observer, say=say, on_layer=on_layer
     )
+
+
+def with_vaults(fetcher: Fetcher, environ: Mapping[str, str]) -> Fetcher:
+    """*fetcher*, which is only asked for what the vaults of *environ* lack.
+
+    :raises ConfigError: the name of a vault is invalid.
+    """
+    if not environ.get(VARIABLE):
+        return fetcher
+    from torchkiln.vault.places import vaults_of  # imported here because it loads slowly
+    from torchkiln.vault.sources import VaultFetcher
+
+    return VaultFetcher(vaults_of(environ), fetcher)

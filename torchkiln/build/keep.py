@@ -39,6 +39,7 @@ from torchkiln.vault.places import Vault
 LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
 PROJECT_TYPE = "application/vnd.torchkiln.project-lock.v1+json"
 _NAME = 100  # characters of a project's name in a tag, which has at most 128
+_PROJECT, _PARENT = "torchkiln.project", "torchkiln.parent"  # annotations: name, tag of the cell's lock
 _FILE_TYPE = "application/octet-stream"
 _TITLE = "org.opencontainers.image.title"  # the name under which `oras pull` writes a file
 _STREAMS = 4
@@ -93,13 +94,21 @@ def keep_project(
     :param locate: as in `with_project_wheels`.
     :raises BuildFailed: as `keep` does, or a wheel cannot be built again.
     """
-    files = _files_of_project(source, environment, locate)
-    return _keep(project_tag(source.lock), PROJECT_TYPE, project_json(source.lock), files, vault)
+    lock, files = source.lock, _files_of_project(source, environment, locate)
+    about = {_PROJECT: lock.name, _PARENT: vault_tag(source.cell)}
+    return _keep(project_tag(lock), PROJECT_TYPE, project_json(lock), files, vault, about)
 
 
-def _keep(tag: str, kind: str, config: bytes, found: Iterable[KeptFile], vault: Vault) -> Kept:
-    """Copy the files, then the lock *config*, an artifact of *kind*."""
-    files = tuple(found)
+def _keep(
+    tag: str,
+    kind: str,
+    config: bytes,
+    found: Iterable[KeptFile],
+    vault: Vault,
+    about: Mapping[str, str] | None = None,
+) -> Kept:
+    """Copy the files, then the lock *config*, an artifact of *kind* with the annotations *about*."""
+    files = tuple({file.digest: file for file in found}.values())
     with ThreadPoolExecutor(_STREAMS) as pool:
         added = sum(pool.map(lambda file: _added(file, vault), sorted(files, key=lambda file: -file.size)))
     manifest = canonical_json(
@@ -112,6 +121,7 @@ def _keep(tag: str, kind: str, config: bytes, found: Iterable[KeptFile], vault: 
                 {**descriptor(_FILE_TYPE, file.digest, file.size), "annotations": {_TITLE: file.title}}
                 for file in files
             ],
+            **({"annotations": about} if about else {}),
         }
     )
     vault.tag(tag, manifest, config)
@@ -179,15 +189,19 @@ def upstream(vault: Vault, index: Pages, folder: Path) -> dict[str, str]:
 def drop(vault: Vault, keeping: frozenset[str], *, project: str | None = None) -> tuple[str, ...]:
     """Remove the locks whose tags are not in *keeping*, and the files that only they need; returns the tags.
 
-    :param project: remove only locks of this project; None: remove only locks of cells.
+    :param project: remove only locks of this project; None: remove only locks of cells, without those on
+        whose images a project in *vault* is built.
     :raises RegistryError: the registry does not support it.
     """
-    gone, kind = [], LOCK_TYPE if project is None else PROJECT_TYPE
-    for tag, manifest in sorted(vault.tags().items()):
-        of_another = project is not None and tag.rpartition("-")[0] != project[:_NAME]
-        if tag not in keeping and not of_another and _is_lock(manifest, tag, kind):
-            vault.untag(tag)
-            gone.append(tag)
+    found = {tag: _kind_of(manifest, tag) for tag, manifest in sorted(vault.tags().items())}
+    if project is None:
+        keeping |= {about.get(_PARENT, "") for _, about in found.values()}
+        gone = [tag for tag, (kind, _) in found.items() if kind == LOCK_TYPE and tag not in keeping]
+    else:
+        ours = [tag for tag, (_, about) in found.items() if about.get(_PROJECT) == project]
+        gone = [tag for tag in ours if found[tag][0] == PROJECT_TYPE and tag not in keeping]
+    for tag in gone:
+        vault.untag(tag)
     return tuple(gone)
 
 
@@ -272,8 +286,8 @@ def _of_artefact(
         if not store.has_blob(artefact.digest, artefact.size):
             raise BuildFailed(
                 f"{name} {artefact.digest[:19]}: its packages are not recorded, and it is not in the cache",
-                hint="lock the present packages: torchkiln lock TAG --upgrade-base, or lock --project DIR"
-                " --upgrade",
+                hint="lock the present packages: torchkiln lock TAG --upgrade-base; for a project: torchkiln"
+                " lock --project DIR --upgrade",
             )
         blob = store.blob(artefact.digest)
         yield KeptFile(
@@ -324,9 +338,11 @@ def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:
     yield from descriptors(Path(tag), "layers", document)
 
 
-def _is_lock(manifest: bytes, tag: str, kind: str) -> bool:
-    """Whether *manifest* is that of a lock of *kind*; other images and artifacts are never removed."""
+def _kind_of(manifest: bytes, tag: str) -> tuple[str, Mapping[str, str]]:
+    """The media type of the config, and the annotations; ("", {}) for a *manifest* that is not valid."""
     try:
-        return bool(next(_entries(manifest, tag))["mediaType"] == kind)
+        kind = str(next(_entries(manifest, tag))["mediaType"])
     except VerificationFailed:
-        return False
+        return "", {}
+    about = json_of(manifest).get("annotations")
+    return kind, about if isinstance(about, dict) else {}

@@ -109,6 +109,7 @@ def _have(found: LockedBase | LockedTools, environment: Environment) -> bool:
     if environment.store.has_blob(found.digest, found.size):
         return True
     from torchkiln.vault.places import vaults_of  # imported here: they load slowly
-    from torchkiln.vault.sources import take_blob
+    from torchkiln.vault.sources import take
 
-    return take_blob(vaults_of(environment.environ), found.digest, found.size, environment.store)
+    store = environment.store
+    return take(vaults_of(environment.environ), found.digest, found.size, store.blob(found.digest), store)

@@ -14,7 +14,7 @@ from torchkiln.base.os_packages import ensure_apt
 from torchkiln.build import image as image_build
 from torchkiln.build.build import BuildOptions, build_planned
 from torchkiln.build.cache_claims import build_needs, remember_image
-from torchkiln.build.environment import Environment
+from torchkiln.build.environment import Environment, with_vaults
 from torchkiln.build.fetched import fetched
 from torchkiln.errors import BadWheel, BuildFailed, Stale
 from torchkiln.lock.lock import lock_digest
@@ -37,7 +37,7 @@ from torchkiln.project.name import demand_own_name
 from torchkiln.project.os_layers import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
-from torchkiln.project.wheel_fetcher import ProjectWheels
+from torchkiln.project.wheel_fetcher import OwnWheels, ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.wheel.install import Scheme
@@ -240,14 +240,9 @@ def with_project_wheels(
 
         return rebuilt(wheel, origin, cell, environment, locate)
 
-    fetcher = ProjectWheels(
-        environment.fetcher,
-        source.folder,
-        source.lock.origins,
-        environment.store,
-        environment.environ,
-        rebuild,
-    )
+    environ = environment.environ
+    own = OwnWheels(source.folder, source.lock.origins, environment.store, environ, rebuild)
+    fetcher = ProjectWheels(environment.fetcher, with_vaults(own, environ))
     return replace(environment, fetcher=fetcher)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.base.remake import APT_EFFECTS, learn
+from torchkiln.base.remake import APT_EFFECTS, learn, read_effects
 from torchkiln.build.project import ProjectSource
 from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
@@ -69,6 +69,8 @@ def source_of(
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
     if locked.apt:
         learn(request.folder, locked.apt, store)
+        if (request.folder / APT_EFFECTS).exists() and not read_effects(request.folder, locked.apt, store):
+            report.say(f"warning: {request.folder / APT_EFFECTS} belongs to another lock, and is not used")
     return ProjectSource(
         cell=cell,
         lock=locked,

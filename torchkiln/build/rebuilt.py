@@ -17,7 +17,7 @@ from torchkiln.model.project import BuiltFrom, GitCommit, Origin
 from torchkiln.project.repositories import Repositories
 from torchkiln.project.sdists import SourceCode
 from torchkiln.vault.places import vaults_of
-from torchkiln.vault.sources import in_vaults
+from torchkiln.vault.sources import digest_of_file, take
 
 
 def rebuilt(
@@ -72,9 +72,11 @@ def fetch_sdist(sdist: LockedWheel, origin: Origin, environment: Environment) ->
 
     :raises BuildFailed: it cannot be had.
     """
-    kept = environment.store.has_wheel(sdist) or in_vaults(vaults_of(environment.environ), sdist)
-    if origin.git and origin.built and not kept:
-        _fetch_commit(origin.name, origin.git, origin.built, environment)
+    store = environment.store
+    if origin.git and origin.built and not store.has_wheel(sdist):
+        vaults = vaults_of(environment.environ)
+        if not take(vaults, digest_of_file(sdist), sdist.size, store.wheel(sdist), store):
+            _fetch_commit(origin.name, origin.git, origin.built, environment)
     return fetched(sdist, environment)
 
 

@@ -7,11 +7,13 @@ docs.kernel.org/userspace-api/landlock.html
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,11 +45,40 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
         _restrict(folder)
         return work(check)
 
-    with ThreadPoolExecutor(1, "confined") as pool:  # at its end, `with` waits for the thread
+    # At its end, `with` waits for the thread.
+    with _COLLECTOR.paused(), ThreadPoolExecutor(1, "confined") as pool:
         try:
             return pool.submit(run).result()
         finally:
             interrupted.set()
+
+
+class _Collector:
+    """Python's garbage collector, which runs the finalizers of all objects in any thread.
+
+    In a restricted one they fail, for example those that delete the semaphores of multiprocessing.
+    """
+
+    def __init__(self) -> None:
+        self._guard, self._count, self._enabled = threading.Lock(), 0, False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No collection in this context, which several threads may enter."""
+        with self._guard:
+            self._enabled = gc.isenabled() if not self._count else self._enabled
+            self._count += 1
+            gc.disable()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._count -= 1
+                if self._enabled and not self._count:
+                    gc.enable()
+
+
+_COLLECTOR = _Collector()
 
 
 def version() -> int:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from torchkiln.base.remake import APT_EFFECTS
 from torchkiln.errors import KilnError
 from torchkiln.model.plan import OverlayFile, OverlayLink
 from torchkiln.project import pylock, pyproject
@@ -28,7 +29,7 @@ def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
     Empty if the folder cannot be listed; `read_code` says why.
     """
     try:
-        names = {*code_paths(folder), *_ALSO}
+        names = {*code_paths(folder, (APT_EFFECTS,)), *_ALSO}
     except (KilnError, OSError):
         return {}
     found: dict[str, tuple[int, ...]] = {}

@@ -51,9 +51,13 @@ class PublishedImage:
     """An image in a registry, with its tags and statements."""
 
     pushed: Pushed
-    tags: tuple[str, ...]
+    names: ImageTags
     attached: tuple[tuple[str, Digest], ...]  # (predicate type, manifest's digest), also of earlier runs
     override: str | None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.names.all
 
 
 def publish(
@@ -97,7 +101,7 @@ def publish(
         _demand_free(reading, names.dated, image.manifest)  # again, because a push can take an hour
     for tag in names.all:
         put(registry, repository, pushed.manifest, tag)
-    return PublishedImage(pushed=pushed, tags=names.all, attached=digests, override=cleared.override)
+    return PublishedImage(pushed=pushed, names=names, attached=digests, override=cleared.override)
 
 
 def _items(

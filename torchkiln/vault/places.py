@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from filelock import FileLock
 
@@ -105,7 +106,7 @@ class FolderVault:
         if self.has(digest, size):
             return
         target = self._blob(digest)
-        part = target.with_name(f".{target.name}.{os.getpid():08x}"[:80])
+        part = target.with_name(f".{target.name}.{uuid4().hex[:8]}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as source:

@@ -40,12 +40,12 @@ def read_from(
     return tuple(reasons)
 
 
-def take_blob(vaults: Collection[Vault], digest: Digest, size: int, store: Store) -> bool:
-    """Copy the blob with *digest* from a vault into *store*; False if no vault has it."""
+def take(vaults: Collection[Vault], digest: Digest, size: int, target: Path, store: Store) -> bool:
+    """Copy the file with *digest* from a vault to *target* in *store*; False if no vault has it."""
     temporary = store.temporary("vault")
     if read_from(vaults, digest, size, temporary, lambda _: None) is not None:
         return False
-    store.adopt(temporary, store.blob(digest))
+    store.adopt(temporary, target)
     return True
 
 
