@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -283,3 +286,31 @@ def test_ctrl_c_stops_the_thread(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout.startswith("interrupted"), done.stderr
+
+
+class Finalized:
+    """Records the thread that runs its finalizer."""
+
+    threads: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.itself = self  # only the garbage collector finds it
+
+    def __del__(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+
+def test_no_finalizer_of_another_thread_runs_in_a_restricted_thread(tmp_path: Path) -> None:
+    """multiprocessing's finalizers delete semaphores, which this thread could not do."""
+    Finalized.threads.clear()
+
+    def work(_: Callable[[], None]) -> None:
+        Finalized()
+        for _ in range(100):
+            [[] for _ in range(10_000)]
+
+    confined(tmp_path, work)
+    assert gc.isenabled()
+    assert Finalized.threads == []
+    gc.collect()
+    assert Finalized.threads == [threading.current_thread().name]

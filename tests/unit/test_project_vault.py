@@ -13,10 +13,11 @@ from tests.layers import sha256
 from tests.projects import Bench, bench
 from tests.unpublished import FakeIndex
 from torchkiln.build.environment import Environment
-from torchkiln.build.keep import Kept, keep, keep_project, project_tag
+from torchkiln.build.keep import Kept, drop, keep, keep_project, project_tag
 from torchkiln.build.project import ProjectSource
 from torchkiln.build.rebuilt import fetch_sdist, sdist_of
 from torchkiln.cli import torchkiln
+from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
@@ -115,10 +116,41 @@ def test_the_sdist_of_a_commit_is_taken_from_the_vault(scene: Scene, tmp_path: P
     assert path.read_bytes() == b"an sdist"
 
 
+def test_a_damaged_sdist_in_the_vault_is_not_used(scene: Scene, tmp_path: Path) -> None:
+    """The repository is asked then, which cannot be reached."""
+    scene.keep()
+    wheel, origin = scene.lock.wheels[0], scene.lock.origins[0]
+    assert origin.built
+    kept = scene.vault.folder / "blobs/sha256" / origin.built.sha256
+    kept.chmod(0o644)
+    kept.write_bytes(bytes(origin.built.size))
+
+    there = scene.elsewhere(tmp_path / "there")
+    environment = Environment(store=there.store, fetcher=there.index, observer=Silent())
+    with pytest.raises(BuildFailed, match=r"example\.org"):
+        fetch_sdist(sdist_of(wheel, origin.built), origin, environment)
+
+
+def test_two_sdists_have_a_build_requirement_in_common(scene: Scene) -> None:
+    first, other = scene.lock.origins
+    lock = replace(scene.lock, origins=(first, replace(other, url="", built=first.built)))
+    assert scene.keep(lock).files == 5
+
+
+def test_the_lock_below_a_kept_project_stays(scene: Scene, tmp_path: Path) -> None:
+    cell = keep(scene.bench.cell, scene.vault, scene.environment(), tmp_path / "images").tag
+    project = scene.keep().tag
+
+    assert drop(scene.vault, frozenset()) == ()
+    assert drop(scene.vault, frozenset(), project=scene.lock.name) == (project,)
+    assert drop(scene.vault, frozenset()) == (cell,)
+
+
 @pytest.mark.parametrize("every", [False, True])
 def test_only_earlier_locks_of_the_project_are_dropped(scene: Scene, tmp_path: Path, every: bool) -> None:
     cell = keep(scene.bench.cell, scene.vault, scene.environment(), tmp_path / "images").tag
-    earlier, other = replace(scene.lock, may_lack=("libx.so",)), replace(scene.lock, name="my-project-too")
+    earlier = replace(scene.lock, may_lack=("libx.so",))
+    other = replace(scene.lock, name="my-project-too")
     tags = [scene.keep(lock).tag for lock in (scene.lock, earlier, other)]
     save_project(scene.bench.project, scene.lock)
     words = ["vault", "drop", str(scene.vault.folder), "--project", str(scene.bench.project)]
