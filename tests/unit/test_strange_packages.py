@@ -20,9 +20,9 @@ from torchkiln.base.effects import effects_of, from_bytes, to_bytes
 from torchkiln.base.os_packages import ensure_apt, lock_apt
 from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, plain_tree
 from torchkiln.base.recipe import recipe
-from torchkiln.base.remake import APT_EFFECTS, debs_of, learn, read_effects
+from torchkiln.base.remake import APT_EFFECTS, committed_effects, debs_of, learn, read_effects
 from torchkiln.base.tree_tar import layer_tar
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.lock import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, encode_bytes
@@ -191,6 +191,15 @@ def test_locking_again_with_an_empty_cache_keeps_the_effects(scene: Scene) -> No
     assert path.read_bytes() == before
     save_locked(scene.folder, LOCK, Store(scene.folder / "empty"))
     assert not path.exists()
+
+
+def test_effects_of_another_lock_are_not_those_of_this_one(scene: Scene) -> None:
+    first, second = scene.locked({}), scene.locked({"etc/x": node("etc/x")})
+    assert committed_effects(scene.folder, first) is None
+    assert committed_effects(scene.folder, second) == read_effects(None, second, scene.store)
+    (scene.folder / APT_EFFECTS).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=f"{APT_EFFECTS}: not a gzip file"):
+        committed_effects(scene.folder, second)
 
 
 @pytest.mark.parametrize("date", ["20269999T999999Z", "99991231T000000Z"])

@@ -183,24 +183,29 @@ def read_effects(images: Path | None, found: Made, store: Store) -> Effects | No
 
     :raises ConfigError: the committed file is malformed.
     """
-    if images is not None:
-        path = effects_path(images, found)
-        try:
-            committed = from_bytes(read_file(path, LIMIT), str(path))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            hint = f"restore it: git checkout -- {path}"
-            raise ConfigError(f"{path}: {reason}", hint=hint) from error
-        else:
-            if committed.blob == found.digest:
-                return committed
+    if images is not None and (committed := committed_effects(images, found)):
+        return committed
     record = store.record(_records(found), _name(found.digest))
     try:
         return of_document(record, "a record of the cache") if record else None
     except ValueError:  # written by another version of torchkiln
         return None
+
+
+def committed_effects(images: Path, found: Made) -> Effects | None:
+    """The effects in the file beside the lock of *found*; None: there is none, or it is of another lock.
+
+    :raises ConfigError: the file is malformed.
+    """
+    path = effects_path(images, found)
+    try:
+        committed = from_bytes(read_file(path, LIMIT), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {reason}", hint=f"restore it: git checkout -- {path}") from error
+    return committed if committed.blob == found.digest else None
 
 
 def commit_effects(images: Path, found: Made, store: Store) -> None:

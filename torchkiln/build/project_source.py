@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.base.remake import APT_EFFECTS, learn, read_effects
+from torchkiln.base.remake import APT_EFFECTS, committed_effects, learn
 from torchkiln.build.project import ProjectSource
 from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
@@ -69,8 +69,9 @@ def source_of(
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
     if locked.apt:
         learn(request.folder, locked.apt, store)
-        if (request.folder / APT_EFFECTS).exists() and not read_effects(request.folder, locked.apt, store):
-            report.say(f"warning: {request.folder / APT_EFFECTS} belongs to another lock, and is not used")
+        effects = request.folder / APT_EFFECTS
+        if effects.exists() and not committed_effects(request.folder, locked.apt):
+            report.say(f"warning: {effects} was made for another lock of the project, and is not used")
     return ProjectSource(
         cell=cell,
         lock=locked,

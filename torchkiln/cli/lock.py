@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from torchkiln.base.remake import APT_EFFECTS, committed_effects
 from torchkiln.build.record import record_layers
 from torchkiln.build.standalone import StandalonePythons
 from torchkiln.cli.shared.console import open_cache
@@ -172,6 +173,12 @@ def _check_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool)
     parent = fresh_parent(locks, request.cell, os.environ)
     needs = needs_of(request.folder, parent, open_cache(), request.chosen(lock))
     require_fresh_project(request.folder, lock, needs, parent)
+    effects = request.folder / APT_EFFECTS
+    if lock.apt and effects.exists() and committed_effects(request.folder, lock.apt) is None:
+        raise Stale(
+            f"{effects}: it was made for another lock of the project",
+            hint=f"run: torchkiln lock --project {request.folder} --upgrade",
+        )
     say("1 fresh")
 
 
