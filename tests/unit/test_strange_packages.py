@@ -197,7 +197,7 @@ def test_effects_of_another_lock_are_not_those_of_this_one(scene: Scene) -> None
     first, second = scene.locked({}), scene.locked({"etc/x": node("etc/x")})
     assert committed_effects(scene.folder, first) is None
     assert committed_effects(scene.folder, second) == read_effects(None, second, scene.store)
-    (scene.folder / APT_EFFECTS).write_bytes(b"x")
+    (scene.folder / APT_EFFECTS).write_bytes(b"not gzip")
     with pytest.raises(ConfigError, match=f"{APT_EFFECTS}: not a gzip file"):
         committed_effects(scene.folder, second)
 
