@@ -11,21 +11,21 @@ from click.testing import CliRunner
 
 from tests.layers import sha256
 from tests.projects import Bench, bench
-from tests.unpublished import FakeIndex
+from tests.unpublished import FakeIndex, IndexWithout
 from torchkiln.build.environment import Environment
 from torchkiln.build.keep import Kept, drop, keep, keep_project, project_tag
 from torchkiln.build.project import ProjectSource
 from torchkiln.build.rebuilt import fetch_sdist, sdist_of
 from torchkiln.cli import torchkiln
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, NotListed, RegistryError
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.file import save_project
-from torchkiln.vault.places import FolderVault
-from torchkiln.vault.sources import VaultFetcher
+from torchkiln.vault.places import FolderVault, vault_at
+from torchkiln.vault.sources import VaultFetcher, digest_of_file
 
 COMMIT = GitCommit(url="https://example.org/mine", commit="0" * 40)
 
@@ -89,6 +89,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         Origin(name="named", url="http://127.0.0.1:9/named-1-py3-none-any.whl"),
     )
     vault = FolderVault(tmp_path / "vault")
+    vault.prepare()
     monkeypatch.setenv("TORCHKILN_VAULT", str(vault.folder))
     return Scene(made, replace(lock, wheels=wheels, origins=origins), vault)
 
@@ -160,4 +161,60 @@ def test_only_earlier_locks_of_the_project_are_dropped(scene: Scene, tmp_path: P
     assert sorted(scene.vault.tags()) == sorted([cell, *(tags[2:] if every else [tags[0], tags[2]])])
     (tmp_path / "empty").mkdir()
     refused = CliRunner().invoke(torchkiln, [*words[:-1], str(tmp_path / "empty")])
-    assert (refused.exit_code, type(refused.exception).__name__) == (1, "ConfigError")
+    assert (refused.exit_code, type(refused.exception).__name__) == (1, "Stale")
+
+
+def test_a_dry_run_removes_nothing(scene: Scene) -> None:
+    tag = scene.keep().tag
+    words = ["vault", "drop", str(scene.vault.folder), "--project", str(scene.bench.project), "--all"]
+    save_project(scene.bench.project, scene.lock)
+    for options, left in ((["--dry-run"], [tag]), ([], [])):
+        result = CliRunner().invoke(torchkiln, [*words, *options], catch_exceptions=False)
+        assert result.stdout.split() == [tag]
+        assert list(scene.vault.tags()) == left
+
+
+def test_a_base_is_copied_from_another_vault(scene: Scene, tmp_path: Path) -> None:
+    """Its packages are not recorded, and the cache does not have it."""
+    cell, base = scene.bench.cell, scene.bench.cell.base
+    keep(cell, scene.vault, scene.environment(), tmp_path / "images")
+    scene.bench.store.blob(base.digest).unlink()
+    other = FolderVault(tmp_path / "other")
+
+    assert keep(cell, scene.vault, scene.environment(), tmp_path / "images").added == 0
+    keep(cell, other, scene.environment(), tmp_path / "images")
+    assert other.has(base.digest, base.size)
+    scene.bench.store.blob(base.digest).unlink()
+    shutil.rmtree(other.folder)
+    with pytest.raises(BuildFailed, match="not in the cache, and cannot be made"):
+        keep(cell, other, replace(scene.environment(), environ={}), tmp_path / "images")
+
+
+def test_a_link_in_place_of_a_file_counts_as_missing(scene: Scene, tmp_path: Path) -> None:
+    scene.keep()
+    wheel = scene.lock.wheels[0]
+    kept = scene.vault.folder / "blobs/sha256" / wheel.sha256
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    assert not scene.vault.has(digest_of_file(wheel), wheel.size)
+    assert scene.keep().added == wheel.size
+
+
+def test_a_lost_registry_is_asked_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the index names it, and why it did not give the wheel."""
+    asked = []
+
+    def there(*_: object) -> bool:
+        asked.append(1)
+        raise RegistryError("registry.example: connection refused")
+
+    monkeypatch.setattr("torchkiln.vault.places.Delivery.is_there", there)
+    monkeypatch.setattr("torchkiln.vault.places.open_registry", lambda *_: None)
+    fetcher = VaultFetcher((vault_at("oci://registry.example/vault", {}),), IndexWithout("built"))
+    for _ in range(3):
+        with pytest.raises(NotListed) as caught:
+            fetcher.tail(scene.lock.wheels[0], 1)
+    assert caught.value.message.splitlines()[1:] == [
+        "  oci://registry.example/vault: registry.example: connection refused"
+    ]
+    assert asked == [1]

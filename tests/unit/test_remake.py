@@ -180,16 +180,21 @@ def test_the_snapshot_can_be_disabled(scene: Scene) -> None:
     assert not scene.of_snapshots()
 
 
+def test_the_setting_of_the_snapshot_is_checked(scene: Scene) -> None:
+    with pytest.raises(ConfigError, match="TORCHKILN_SNAPSHOT is not a valid URL of an archive: 'nonsense'"):
+        scene.ensure(TORCHKILN_SNAPSHOT="nonsense")
+
+
 def test_all_missing_packages_are_named_with_each_source(scene: Scene, tmp_path: Path) -> None:
     scene.gone("one")
     scene.gone(FIXED)
 
     with pytest.raises(BuildFailed) as caught:
-        scene.ensure(TORCHKILN_VAULT=str(tmp_path / "vault"))
+        scene.ensure(TORCHKILN_VAULT=str(tmp_path))
     message, lines = caught.value.message, caught.value.message.splitlines()
     assert lines[0] == NOT_FOUND.format(2)
     assert sum("_1.0_amd64.deb (sha256 " in line and line.endswith(" was not found:") for line in lines) == 2
-    for source in ("vault: not there", "archive: http", "snapshot: http"):
+    for source in (f"{tmp_path}: not there", "archive: http", "snapshot: http"):
         assert sum(source in line for line in lines) >= 2
     assert "HTTP 404" in message
     for advice in ("--vault", "TORCHKILN_SNAPSHOT", "--upgrade-base"):

@@ -18,7 +18,7 @@ from torchkiln.base.debs import deb_path
 from torchkiln.base.plain_tree import STREAMS
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import SNAPSHOT, sources_of
-from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.errors import BadWheel, BuildFailed, ConfigError
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, with_address
@@ -73,6 +73,8 @@ def deb_sources(
 
 def _snapshots(os_name: str, dates: Mapping[str, str], setting: str) -> Iterator[DebSource]:
     """The service imports an archive some hours after its date, so the next day is asked, too."""
+    if setting not in ("", OFF) and not re.fullmatch(r"(https?|file)://\S+", setting):
+        raise ConfigError(f"{SNAPSHOT} is not a valid URL of an archive: {setting!r}")
     system = operating_system(os_name)
     newest = ["", ""]  # of the main and the security archive
     for suite, date in dates.items():

@@ -34,7 +34,8 @@ from torchkiln.oci.documents import descriptors
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.project.file import to_json as project_json
 from torchkiln.util.strict_json import json_of
-from torchkiln.vault.places import Vault
+from torchkiln.vault.places import Vault, vaults_of
+from torchkiln.vault.sources import take
 
 LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
 PROJECT_TYPE = "application/vnd.torchkiln.project-lock.v1+json"
@@ -186,11 +187,14 @@ def upstream(vault: Vault, index: Pages, folder: Path) -> dict[str, str]:
         return dict(sorted(zip(wheels, pool.map(state, wheels.values()), strict=True)))
 
 
-def drop(vault: Vault, keeping: frozenset[str], *, project: str | None = None) -> tuple[str, ...]:
+def drop(
+    vault: Vault, keeping: frozenset[str], *, project: str | None = None, dry_run: bool = False
+) -> tuple[str, ...]:
     """Remove the locks whose tags are not in *keeping*, and the files that only they need; returns the tags.
 
     :param project: remove only locks of this project; None: remove only locks of cells, without those on
         whose images a project in *vault* is built.
+    :param dry_run: only return the tags.
     :raises RegistryError: the registry does not support it.
     """
     found = {tag: _kind_of(manifest, tag) for tag, manifest in sorted(vault.tags().items())}
@@ -200,7 +204,7 @@ def drop(vault: Vault, keeping: frozenset[str], *, project: str | None = None) -
     else:
         ours = [tag for tag, (_, about) in found.items() if about.get(_PROJECT) == project]
         gone = [tag for tag in ours if found[tag][0] == PROJECT_TYPE and tag not in keeping]
-    for tag in gone:
+    for tag in () if dry_run else gone:
         vault.untag(tag)
     return tuple(gone)
 
@@ -283,19 +287,22 @@ def _of_artefact(
     learn(images, artefact, store)
     files, effects = archive.read_files(None, artefact, store), read_effects(None, artefact, store)
     if files is None or effects is None:
-        if not store.has_blob(artefact.digest, artefact.size):
-            raise BuildFailed(
-                f"{name} {artefact.digest[:19]}: its packages are not recorded, and it is not in the cache",
-                hint="lock the present packages: torchkiln lock TAG --upgrade-base; for a project: torchkiln"
-                " lock --project DIR --upgrade",
-            )
         blob = store.blob(artefact.digest)
-        yield KeptFile(
-            title=f"{name}.tar.gz",
-            digest=artefact.digest,
-            size=artefact.size,
-            opened=lambda: nullcontext(blob),
-        )
+
+        def opened() -> AbstractContextManager[Path]:
+            vaults = vaults_of(environment.environ)
+            if not store.has_blob(artefact.digest, artefact.size) and not take(
+                vaults, artefact.digest, artefact.size, blob, store
+            ):
+                raise BuildFailed(
+                    f"{name} {artefact.digest[:19]}: it is not in the cache, and cannot be made, because the"
+                    f" {'list' if files is None else 'effects'} of its packages is missing",
+                    hint="lock the present packages: torchkiln refresh; for a project: torchkiln lock"
+                    " --project DIR --upgrade",
+                )
+            return nullcontext(blob)
+
+        yield KeptFile(title=f"{name}.tar.gz", digest=artefact.digest, size=artefact.size, opened=opened)
         return
     yield _document(f"{name}-debs.json", archive.to_json(files), environment)
     yield _document(f"{name}-effects.json.gz", to_bytes(effects), environment)

@@ -19,6 +19,7 @@ from torchkiln.lock.systems import Systems
 from torchkiln.lock.systems import refresh as refreshed
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.operating_system import operating_system
 
 
 @click.command("refresh")
@@ -40,7 +41,8 @@ def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json:
     locks = [load_locked(images, path.parent.name) for path in sorted(images.glob("*/lock.json"))]
     chosen = [locked for locked in locks if not os_names or locked.base.os in os_names]
     if not chosen:
-        raise NothingSelected(f"{images}: no locks", hint="run: torchkiln lock --all")
+        of = f" of {', '.join(operating_system(name).name for name in os_names)}" if os_names else ""
+        raise NothingSelected(f"{images}: no locks{of}", hint="run: torchkiln lock --all")
     pythons = StandalonePythons(store=store, environ=os.environ, locate=grid.locate)
     systems = Systems(
         images, store, environ=os.environ, report=LockOutput().reporting, pythons=pythons, upgrade=True

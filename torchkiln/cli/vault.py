@@ -23,7 +23,7 @@ from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
-from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.errors import ConfigError, NothingSelected, Stale, VerificationFailed
 from torchkiln.lock.lock import load_locked
 from torchkiln.project.file import load_project
 from torchkiln.project.ready import ProjectRequest
@@ -58,6 +58,7 @@ def keep(
     interrupted run can be repeated.
     """
     place, store = vault_at(where, os.environ), open_cache()
+    place.prepare()
 
     def kept(name: str, keeping: Callable[[Environment], Kept]) -> None:
         with progress(quiet=False) as observer:
@@ -106,8 +107,11 @@ def check(where: str, upstream: bool) -> None:
         remove_tree(folder)
     if faults:
         raise VerificationFailed(
-            "\n".join(faults), hint="delete the damaged files, and run: torchkiln vault keep WHERE TAG"
+            "\n".join(faults),
+            hint=f"delete the damaged files in blobs/sha256, and run: torchkiln vault keep {where} TAG",
         )
+    if not count:
+        raise NothingSelected(f"{where}: no locks", hint=f"run: torchkiln vault keep {where} TAG")
     click.echo(f"{count} files, no fault")
 
 
@@ -116,7 +120,8 @@ def check(where: str, upstream: bool) -> None:
 @images_folder
 @click.option("--all", "every", is_flag=True, help="also the locks that are still in --images or --project")
 @click.option("--project", type=FOLDER, metavar="DIR", help="instead, earlier locks of the project in DIR")
-def drop(where: str, images: Path, every: bool, project: Path | None) -> None:
+@click.option("--dry-run", is_flag=True, help="only print what would be removed")
+def drop(where: str, images: Path, every: bool, project: Path | None, dry_run: bool) -> None:
     """Remove locks that are no longer in --images from the vault WHERE, and the files that only they need."""
     place, name = vault_at(where, os.environ), None
     if project is None:
@@ -124,10 +129,11 @@ def drop(where: str, images: Path, every: bool, project: Path | None) -> None:
     elif (lock := load_project(project)) is not None:
         keeping, name = set() if every else {project_tag(lock)}, lock.name
     else:
-        raise ConfigError(
-            f"{project}: the project is not locked", hint=f"run: torchkiln lock --project {project}"
+        raise Stale(
+            f"{project}: the project is not locked",
+            hint=f"run: torchkiln lock --project {project} --torch X --cuda Y",
         )
-    for tag in drop_locks(place, frozenset(keeping), project=name):
+    for tag in drop_locks(place, frozenset(keeping), project=name, dry_run=dry_run):
         click.echo(tag)
 
 

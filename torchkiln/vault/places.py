@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -58,6 +59,13 @@ class Vault(Protocol):
         :raises RegistryError: it cannot be reached.
         """
 
+    def prepare(self) -> None:
+        """Make sure that files can be added; a folder is created.
+
+        :raises ConfigError: it is not a vault, and not empty, or cannot be created.
+        :raises RegistryError: the registry cannot be reached.
+        """
+
     def put(self, digest: Digest, size: int, path: Path) -> None:
         """Add the file at *path*, unless it is there.
 
@@ -89,9 +97,10 @@ class FolderVault:
 
     def has(self, digest: Digest, size: int) -> bool:
         try:
-            return self._blob(digest).stat().st_size == size
+            status = self._blob(digest).lstat()
         except OSError:
             return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == size
 
     def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
         try:
@@ -101,6 +110,17 @@ class FolderVault:
         with source:
             _copy(source.read, digest, size, path, on_progress, f"{self.name}: {digest[:19]}")
         return True
+
+    def prepare(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            there = {path.name for path in self.folder.iterdir()}
+        except OSError as error:
+            raise ConfigError(f"vault {self.name}: {error.strerror}", hint="choose another folder") from error
+        if there - {"lost+found"} and not there & {"index.json", "blobs"}:
+            raise ConfigError(
+                f"vault {self.name}: directory is not empty and not a vault", hint="choose an empty folder"
+            )
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
         if self.has(digest, size):
@@ -118,12 +138,15 @@ class FolderVault:
                 hint="free disk space, or choose another folder; what is there stays valid",
             ) from error
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
         layout.write_documents(self.folder, tag, manifest, config)
 
     def tags(self) -> dict[str, bytes]:
+        if not (self.folder / "index.json").exists():
+            raise ConfigError(f"{self.name}: not a vault", hint=f"run: torchkiln vault keep {self.name} TAG")
         found = layout.open_layout(self.folder)
         documents = {}
         for tag, digest in found.refs().items():
@@ -150,6 +173,7 @@ class RegistryVault:
     def __init__(self, repository: Repository, environ: Mapping[str, str]) -> None:
         self._repository, self._environ = repository, environ
         self.name, self._opening = f"{SCHEME}{repository}", threading.Lock()
+        self._lost: RegistryError | None = None
 
     @cached_property
     def _registry(self) -> Registry:
@@ -161,13 +185,22 @@ class RegistryVault:
 
     def has(self, digest: Digest, size: int) -> bool:
         blob = FileBlob(digest=digest, path=Path(), size=size)
-        return Delivery(self._open(), self._repository).is_there(blob)
+        if self._lost:  # each request to a registry that does not answer takes seconds
+            raise self._lost
+        try:
+            return Delivery(self._open(), self._repository).is_there(blob)
+        except RegistryError as error:
+            self._lost = error
+            raise
 
     def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
         if not self.has(digest, size):
             return False
         RepositoryReader(self._open(), self._repository).fetch(digest, size, path, on_progress)
         return True
+
+    def prepare(self) -> None:
+        self._open().check()
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
         blob = FileBlob(digest=digest, path=path, size=size)
@@ -201,10 +234,12 @@ def vault_at(where: str, environ: Mapping[str, str]) -> Vault:
     """
     if where.startswith(SCHEME):
         return RegistryVault(parse_repository(where.removeprefix(SCHEME)), environ)
-    if "://" in where or not where:
+    host, slash, _ = where.partition("/")
+    is_like_a_registry = slash and not host.startswith(".") and (":" in host or "." in host)
+    if "://" in where or not where or (is_like_a_registry and not Path(where).exists()):
         raise ConfigError(
             f"vault {where!r}: neither a folder nor an address",
-            hint="write a folder, or oci://HOST/REPOSITORY",
+            hint=f"write oci://HOST/REPOSITORY for a registry, ./{where} for a folder",
         )
     return FolderVault(Path(where))
 
@@ -212,9 +247,13 @@ def vault_at(where: str, environ: Mapping[str, str]) -> Vault:
 def vaults_of(environ: Mapping[str, str]) -> tuple[Vault, ...]:
     """The vaults that TORCHKILN_VAULT names, separated by spaces, in the order in which they are asked.
 
-    :raises ConfigError: a name is invalid.
+    :raises ConfigError: a name is invalid, or a folder does not exist.
     """
-    return tuple(vault_at(where, environ) for where in environ.get(VARIABLE, "").split())
+    found = tuple(vault_at(where, environ) for where in environ.get(VARIABLE, "").split())
+    for vault in found:
+        if isinstance(vault, FolderVault) and not vault.folder.is_dir():
+            raise ConfigError(f"vault {vault.name}: no such directory", hint=f"correct --vault or {VARIABLE}")
+    return found
 
 
 def _copy(

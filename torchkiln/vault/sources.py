@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, RegistryError, VerificationFailed
@@ -49,13 +49,27 @@ def take(vaults: Collection[Vault], digest: Digest, size: int, target: Path, sto
     return True
 
 
-def in_vaults(vaults: Collection[Vault], file: LockedFile) -> bool:
-    """Whether a vault has *file*."""
+def _lacking(vaults: Collection[Vault], file: LockedFile) -> tuple[str, ...] | None:
+    """As `read_from` for *file*, which is not copied."""
+    reasons = []
     for vault in vaults:
-        with suppress(RegistryError):
+        try:
             if vault.has(digest_of_file(file), file.size):
-                return True
-    return False
+                return None
+            reasons.append(f"{vault.name}: not there")
+        except RegistryError as error:
+            reasons.append(f"{vault.name}: {error.message}")
+    return tuple(reasons)
+
+
+@contextmanager
+def _naming(reasons: Collection[str]) -> Iterator[None]:
+    """Add the reasons of the vaults to an error of the index."""
+    try:
+        yield
+    except BuildFailed as error:
+        error.message = "\n".join((error.message, *(f"  {reason}" for reason in reasons)))
+        raise
 
 
 def _stopping(on_progress: Callable[[int], None], cancelled: Callable[[], bool]) -> Callable[[int], None]:
@@ -80,7 +94,10 @@ class VaultFetcher:
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """As `Fetcher.tail`: a vault gives no ranges."""
-        return None if in_vaults(self._vaults, wheel) else self._index.tail(wheel, count)
+        if (reasons := _lacking(self._vaults, wheel)) is None:
+            return None
+        with _naming(reasons):
+            return self._index.tail(wheel, count)
 
     def fetch(
         self,
@@ -97,11 +114,8 @@ class VaultFetcher:
             return
         if reasons is None:
             return
-        try:
+        with _naming(reasons):
             self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
-        except BuildFailed as error:
-            error.message = "\n".join((error.message, *(f"  {reason}" for reason in reasons)))
-            raise
 
 
 class VaultArchives:
@@ -110,14 +124,14 @@ class VaultArchives:
     def __init__(self, vaults: Collection[Vault], server: ArchiveSource) -> None:
         self._vaults, self._server = vaults, server
 
-    def _lacking(self, archives: Collection[LockedArchive]) -> list[LockedArchive]:
-        return [archive for archive in archives if not in_vaults(self._vaults, archive)]
+    def _others(self, archives: Collection[LockedArchive]) -> list[LockedArchive]:
+        return [archive for archive in archives if _lacking(self._vaults, archive) is not None]
 
     def require(self, archives: Collection[LockedArchive]) -> None:
-        self._server.require(self._lacking(archives))
+        self._server.require(self._others(archives))
 
     def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
-        self._server.demand_reachable(self._lacking(archives))
+        self._server.demand_reachable(self._others(archives))
 
     def archive(
         self,

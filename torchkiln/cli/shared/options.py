@@ -108,6 +108,8 @@ mirror_option = click.option(
 
 def _use_vaults(ctx: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
     """Add *names* to TORCHKILN_VAULT for this command, before those of the environment."""
+    if spaced := next((name for name in names if len(name.split()) != 1), None):
+        raise ConfigError(f"--vault {spaced!r}: a name cannot have spaces")
     if names:
         ctx.with_resource(_variable(VAULTS, " ".join((*names, os.environ.get(VAULTS, "")))))
 

@@ -84,6 +84,8 @@ def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell,
     :raises NothingSelected: they select none, and the project has no lock.
     :raises Stale: the project's lock is invalid, and no cell is selected.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"--project {folder}: no such directory")
     matrix, facts = chosen.grid()
     locks = LockFolder(images, matrix, facts)
     if not chosen.any and (lock := load_project(folder)) is not None:
