@@ -247,13 +247,13 @@ def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
             "mmdebstrap: command not found; it is needed to build the base",
-            hint="install it: apt-get install mmdebstrap; or build with the locked base of a vault: build --vault",
+            hint="install it: apt-get install mmdebstrap; or build from a vault: build --vault",
         )
     if not keyring.is_file():
         raise ToolMissing(
             f"keyring of the archive of {recipe.os} not found: {keyring}",
             hint=f"install {recipe.distribution.capitalize()}'s package {recipe.keyring_package}, or set"
-            f" {variables(recipe)[2]} to a keyring; or build with the locked base of a vault: build --vault",
+            f" {variables(recipe)[2]} to a keyring; or build from a vault: build --vault",
         )
 
 
@@ -308,7 +308,7 @@ def running(
     if code := process.returncode:
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
-        elsewhere = f"set another archive with {mirror}, or build with the locked base of a vault: build --vault"
+        elsewhere = f"set another archive with {mirror}, or build from a vault: build --vault"
         raise complaint(
             code,
             last,
