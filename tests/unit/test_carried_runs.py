@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.keys import P256
+from tests.listeners import SilentSmokeListener
 from tests.published import Scene, a_server
 from tests.publisher import Publisher, new_publisher
 from tests.reports import TAG, TIERS, found, host
@@ -21,10 +22,15 @@ from torchkiln.attest.signers import bundled
 from torchkiln.attest.statement import PAYLOAD_TYPE
 from torchkiln.build.image_lock import remember_lock
 from torchkiln.gate.clearance import CLEARANCE
+from torchkiln.gate.inputs import GateInputs
 from torchkiln.lock.lock import from_json, load_locked, lock_digest, save, to_json
+from torchkiln.matrix.policy import Policy
 from torchkiln.model.recipe import RECIPE
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.smoke.attestation import read as read_report
+from torchkiln.smoke.history import KeptRuns
+from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
 from torchkiln.util.places import ROOT
 
@@ -125,6 +131,29 @@ def test_without_the_lock_of_the_earlier_image_nothing_counts(refreshed: Refresh
     finally:
         shutil.rmtree(refreshed.publisher.store.root / "records/locks", ignore_errors=True)
         shutil.move(path, refreshed.reports)
+
+
+def test_the_committed_lock_may_be_that_of_the_earlier_image(refreshed: Refreshed, tmp_path: Path) -> None:
+    """As after a build on a newer base: `refresh` has not moved the lock yet."""
+    here = refreshed.publisher.folder
+    publisher = Publisher(folder=shutil.copytree(here, tmp_path / "publisher", symlinks=True))
+    present = load_locked(publisher.folder / "images", TAG)
+    earlier = from_json((publisher.folder / "reports/earlier.lock.json").read_bytes())
+    for name in ("earlier", "present"):
+        publisher.keep(read_report(publisher.folder / f"reports/{name}.dsse.json", ()).report)
+    inputs = GateInputs(
+        policy=Policy(tiers=(0, 1, 2), checks=()),
+        suite=load_suite(publisher.suite),
+        runs=KeptRuns(store=publisher.store, listener=SilentSmokeListener()),
+    )
+
+    def lacking() -> list[str]:
+        result = inputs.judge(refreshed.present, present, publisher.folder / "images")
+        return [name for name, _ in result.missing]
+
+    assert "cuda" in lacking()
+    save(publisher.folder / "images", earlier)
+    assert lacking() == []
 
 
 def test_a_policy_can_forbid_it(refreshed: Refreshed, tmp_path: Path) -> None:

@@ -172,9 +172,11 @@ def test_the_gate_counts_the_passes_of_before_and_not_a_stale_inconclusive_run(t
     keep(40, "import", "compile-cpu", nccl_all_reduce="skipped")
     keep(2, "import", "compile-cpu", "cuda", "bf16")
     keep(1, "import", nccl_all_reduce="inconclusive")
-    assert clear(inputs.judge(image, locked)).result.missing == ()
+    assert clear(inputs.judge(image, locked, publisher.folder / "images")).result.missing == ()
 
     keep(0, nccl_all_reduce="failed")
-    assert clear(inputs.judge(image, locked)).result.missing == ()  # the policy does not require it
+    assert (
+        clear(inputs.judge(image, locked, publisher.folder / "images")).result.missing == ()
+    )  # the policy does not require it
     keep(0, bf16="failed")
-    assert [name for name, _ in inputs.judge(image, locked).missing] == ["bf16"]
+    assert [name for name, _ in inputs.judge(image, locked, publisher.folder / "images").missing] == ["bf16"]

@@ -16,7 +16,7 @@ from tests.publisher import Publisher, account_of, new_publisher
 from tests.reports import TAG, TIERS, host, json_lines
 from tests.smoke_suites import suite_with
 from torchkiln.errors import ConfigError, GateRefused
-from torchkiln.gate.gate import clear
+from torchkiln.gate.gate import GateResult, clear
 from torchkiln.gate.inputs import GateInputs
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy
@@ -120,6 +120,9 @@ class SmokeScene:
             given=given,
         )
 
+    def judge(self, *given: Path) -> GateResult:
+        return self.inputs(*given).judge(self.image, self.locked, self.publisher.folder / "images")
+
 
 def event(name: str, outcome: str = "passed") -> Mapping[str, object]:
     content = {"event": "finding", "id": name, "tier": 0, "seconds": 1.0, "outcome": outcome, "message": ""}
@@ -154,7 +157,7 @@ def scene(built: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_library_caller_runs_the_suite_and_calls_the_gate(scene: SmokeScene) -> None:
     """It does what `smoke TAG --tier 0` and `gate TAG` do, without the command line."""
     with pytest.raises(GateRefused, match="import"):
-        clear(scene.inputs().judge(scene.image, scene.locked))
+        clear(scene.judge())
 
     report = scene.session.run(TAG, scene.publisher.layout, scene.request())
     assert (report.verdict, report.image, report.tag) == ("pass", scene.image.manifest, TAG)
@@ -166,7 +169,7 @@ def test_a_library_caller_runs_the_suite_and_calls_the_gate(scene: SmokeScene) -
     assert (command.user, command.workdir, command.entrypoint) == ("0:0", "/", False)
     assert all(not bind.writable for bind in command.binds)
 
-    cleared = clear(scene.inputs().judge(scene.image, scene.locked))
+    cleared = clear(scene.judge())
     assert cleared.result.image == scene.image.manifest
 
 
@@ -184,7 +187,7 @@ def test_a_failed_run_is_reported_and_not_reused(scene: SmokeScene) -> None:
     scene.runtime.lines = json_lines(*(event(name, "failed") for name in BELOW))
     assert scene.session.run(TAG, scene.publisher.layout, scene.request()).verdict == "fail"
     with pytest.raises(GateRefused, match="failed"):
-        clear(scene.inputs().judge(scene.image, scene.locked))
+        clear(scene.judge())
     scene.session.run(TAG, scene.publisher.layout, scene.request())
     assert scene.recorder.calls == ["starts scripted", *(f"{name} failed" for name in BELOW)] * 2
 
@@ -263,9 +266,9 @@ def test_a_report_of_another_machine_counts_only_with_a_signature(scene: SmokeSc
     reports.mkdir()
     publisher.write(publisher.report(scene.image), "reports/one.json")
     with pytest.raises(GateRefused, match="is not signed"):
-        clear(scene.inputs(reports).judge(scene.image, scene.locked))
+        clear(scene.judge(reports))
     publisher.keep(publisher.report(scene.image))
-    assert clear(scene.inputs(reports).judge(scene.image, scene.locked)).result.image == scene.image.manifest
+    assert clear(scene.judge(reports)).result.image == scene.image.manifest
 
 
 def test_an_unknown_check_is_a_usage_error(scene: SmokeScene) -> None:

@@ -19,7 +19,9 @@ from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.kept_reports import locks_in
 from torchkiln.gate.project.judge import judge_project
 from torchkiln.gate.project.read import ProjectImage, project_image, read_evidence
+from torchkiln.lock.lock import load_locked, lock_digest
 from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
@@ -60,13 +62,13 @@ class GateInputs:
                 "or `keys` in a file that --policy names",
             )
 
-    def judge(self, image: ImageOnDisk, locked: LockedCell) -> GateResult:
-        """The gate's result for *image*, now.
+    def judge(self, image: ImageOnDisk, locked: LockedCell, images: Path) -> GateResult:
+        """The gate's result for *image*, now; *images* may have the lock of an earlier image.
 
         :raises ConfigError: a given file is not a report.
         :raises VerificationFailed: a signature is invalid.
         """
-        reports, earlier = self._reports(image.manifest, locked)
+        reports, earlier = self._reports(image.manifest, locked, images)
         return judge(
             reports,
             self._policy(locked),
@@ -87,11 +89,11 @@ class GateInputs:
         """
         image = open_layout(layout).image(ref)
         if is_project(image):
-            return self.judge_project(project_image(image, layout, images, self.runs.store))
+            return self.judge_project(project_image(image, layout, images, self.runs.store), images)
         found, _, locked = image_and_lock(ref, layout, images, self.runs.store)
-        return self.judge(found, locked)
+        return self.judge(found, locked, images)
 
-    def judge_project(self, project: ProjectImage) -> GateResult:
+    def judge_project(self, project: ProjectImage, images: Path) -> GateResult:
         """The gate's result for the image of *project*, now: by its reports, and those of the parent image.
 
         :raises ConfigError: a given file is not a report.
@@ -102,10 +104,12 @@ class GateInputs:
         image, at = project.image.manifest, datetime.now(timezone.utc)
         policy, below = self._policy(locked), project.below.manifest
         # A report of an image that does not prove the parent image is judged as the project's: it is refused.
-        reports, earlier = self._reports(below, locked)
+        reports, earlier = self._reports(below, locked, images)
         of_below = [found for found in reports if found.report.image == below]
         proving = {below, *(other.image for other in earlier)}
-        own = [found for found in self._reports(image, locked)[0] if found.report.image not in proving]
+        own = [
+            found for found in self._reports(image, locked, images)[0] if found.report.image not in proving
+        ]
         return judge_project(
             evidence,
             judge(of_below, policy, locked, self.suite, image=below, earlier=earlier, at=at),
@@ -121,7 +125,9 @@ class GateInputs:
         policy = self.policy.of(locked.resolution)
         return replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
 
-    def _reports(self, image: Digest, locked: LockedCell) -> tuple[list[SignedReport], list[EarlierImage]]:
+    def _reports(
+        self, image: Digest, locked: LockedCell, images: Path
+    ) -> tuple[list[SignedReport], list[EarlierImage]]:
         """The reports to judge *image* by, and the earlier images with the GPU stack of *locked*.
 
         Each file is read once. A given file is judged even if it is of another image, so that it is refused.
@@ -140,6 +146,9 @@ class GateInputs:
                 if signed_report.report.image != image:
                     others.append(signed_report)
         locks = {digest: kept for folder in self.given for digest, kept in locks_in(folder).items()}
+        with suppress(KilnError):  # the present image has another lock if its base is not the committed one
+            committed = load_locked(images, tag_of(locked.resolution))
+            locks.setdefault(lock_digest(committed), committed)
         earlier = earlier_images(
             others, locked, lambda digest: locks.get(digest) or kept_lock(digest, self.runs.store)
         )

@@ -156,7 +156,7 @@ class PublishSession:
         demand_same(ref, tag, locked)
         demand_licence(image, confirmed=target.licence_confirmed)
         names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
-        cleared = self._cleared(self.inputs.judge(image, locked), target.override)
+        cleared = self._cleared(self.inputs.judge(image, locked, self.images), target.override)
         bill = bill_of_image(image, locked, self.images, self.store, name=target.repository.name)
         origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
         return PreparedImage(cleared=cleared, image=image, statements=(origin, *sboms(bill)), names=names)
@@ -167,7 +167,7 @@ class PublishSession:
         demand_licence(image, confirmed=target.licence_confirmed)
         name, below = project.account.name, project.account.parent
         names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)
-        cleared = self._cleared(self.inputs.judge_project(project), target.override)
+        cleared = self._cleared(self.inputs.judge_project(project, self.images), target.override)
         bill = bill_of_project(project, self.images, self.store, name=target.repository.name)
         return PreparedImage(cleared=cleared, image=image, statements=sboms(bill), names=names)
 
