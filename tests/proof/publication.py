@@ -54,7 +54,8 @@ def publication(
 ) -> Publication:
     """Publish the image: with GPU reports if the repository has any of this image, otherwise with --override.
 
-    The reports are signed with the committed keys of the laboratories. Those of earlier images do not count.
+    The reports are signed with the committed keys of the laboratories. With reports of earlier images alone,
+    tier 0 is missing.
     """
     current = committed_reports(image, current=True)
     reports, override = (current, None) if current else (committed_reports(image, current=False), REASON)
