@@ -29,9 +29,8 @@ def test_the_tested_digest_is_there_under_every_name(
     kinds = {statement["kind"] for statement in publication.result["statements"]}
     assert {"https://spdx.dev/Document", "https://cyclonedx.org/bom", "urn:torchkiln:clearance:1"} <= kinds
     moved = {change.split()[0] for change in image["base_newer_than_lock"]}
-    same_stack = moved.isdisjoint(
-        ("libc6", "libgcc-s1", "libstdc++6")
-    )  # then GPU runs in earlier images count
+    # GPU runs in earlier images count for the same GPU stack.
+    same_stack = moved.isdisjoint(("libc6", "libgcc-s1", "libstdc++6"))
     assert (PREDICATE in kinds) is (publication.override is None or same_stack)
 
 
