@@ -54,10 +54,15 @@ def held() -> Iterator[Mapping[str, str]]:
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory, held: Mapping[str, str]) -> tuple[LockedBase, Store]:
     """A new base, built with unusual names in folder and environment, so that tests can detect a leak."""
-    scratch = tmp_path_factory.mktemp("tell-tale-scratch")
-    for folder in (scratch, *scratch.parents):
-        if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
-            folder.chmod(folder.stat().st_mode | 0o011)  # apt's user must have access
+    # Not in pytest's folder, which each start of pytest closes to other users: apt's user must have access.
+    with tempfile.TemporaryDirectory(prefix="tell-tale-scratch-") as folder:
+        Path(folder).chmod(0o711)
+        return _fresh(Path(folder), tmp_path_factory, held)
+
+
+def _fresh(
+    scratch: Path, tmp_path_factory: pytest.TempPathFactory, held: Mapping[str, str]
+) -> tuple[LockedBase, Store]:
     store = Store(tmp_path_factory.mktemp("cache"))
     unusual = {"LANG": "xy_TELLTALE.UTF-8", "TELLTALE": "x", "no_proxy": "tell-tale"}
     environ = {**held, "TMPDIR": str(scratch), **unusual}
