@@ -93,12 +93,12 @@ def test_the_same_archive_gives_the_same_layer(build: Build, made: Made, tmp_pat
 
 def test_nvidias_layer_is_the_same_and_the_others_differ(images: Images) -> None:
     own, other = ({layer.title: layer.blob for layer in image.layers} for image in (images.own, images.other))
-    titles = list(other)
+    nvidia, torch, *_, base, python, _ = other
 
-    assert titles[1] == "nvidia-cublas-cu12 1.0"
-    assert titles[2].startswith("CPython 3.")
-    assert own[titles[1]] == other[titles[1]]
-    assert own[titles[0]] == other[titles[0]]
+    assert (nvidia, torch) == ("nvidia-cublas-cu12 1.0", "torch 1.0")
+    assert python.startswith("CPython 3.")
+    assert own[nvidia] == other[nvidia]
+    assert own[base] == other[base]
     assert own["torch 1.0"] != other["torch 1.0"]
     assert own["torch 1.0"].size > other["torch 1.0"].size
 
@@ -106,7 +106,7 @@ def test_nvidias_layer_is_the_same_and_the_others_differ(images: Images) -> None
 def test_packages_are_in_one_folder_with_byte_code_of_their_python(build: Build, images: Images) -> None:
     """Layers for the standalone Python have no byte-code of tests."""
     own, tag = OWN.replace(".", ""), build[2].replace(".", "")
-    nvidia, torch = (tree_of_layer(images.layers[number].path.read_bytes()) for number in (1, 3))
+    nvidia, torch = (tree_of_layer(images.layers[number].path.read_bytes()) for number in (0, 1))
 
     assert f"{SITE}/nvidia/cublas/__pycache__/__init__.cpython-{own}.pyc" in nvidia
     assert f"{SITE}/nvidia/cublas/tests/__pycache__/test_x.cpython-{own}.pyc" in nvidia
@@ -174,6 +174,7 @@ class Reading:
 
 def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, tmp_path: Path) -> None:
     """The rebuild takes base and Python from the image's layers. It does not need the archive."""
+    assert images.cell.standalone
     reading, image = Reading(images.layout), Layout(images.layout).image(images.other.tag)
     context = RebuildContext(
         matrix=images.grid,
@@ -188,7 +189,6 @@ def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, t
         without = rebuild(reading, lacking, images.cell, context)  # type: ignore[arg-type]
 
     assert (point.good, point.text) == (True, f"rebuilt from its lock: {images.other.manifest}")
-    assert images.cell.standalone
     assert reading.fetched[:2] == [images.cell.base.digest, images.cell.standalone.digest]
     assert (
         without.text

@@ -127,9 +127,8 @@ def test_a_wheel_too_large_for_registries_is_refused_by_name() -> None:
         wheel_layers([wheel("torch", "1", megabytes=5001)])
 
 
-def test_a_plan_lists_layers_from_base_to_overlay_with_content() -> None:
+def test_a_plan_lists_the_layers_with_their_content_and_the_base_above_the_wheels() -> None:
     assert [layer.title for layer in planned().layers] == [
-        "debian12 base (1 package)",
         "CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, cufile 1.11.1.6",
         "nvidia-cublas-cu12 12.6.4.1",
         "nvidia-cudnn-cu12 9.5.1.17",
@@ -139,6 +138,7 @@ def test_a_plan_lists_layers_from_base_to_overlay_with_content() -> None:
         "packages: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
         "dependencies: jupyterlab 4.5.0, pip 25.3",
         "uv 0.9.11",
+        "debian12 base (1 package)",
         "torchkiln (4 files)",
     ]
 

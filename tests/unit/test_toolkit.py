@@ -64,10 +64,11 @@ def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
 
 
 def test_runtimes_layers_are_below() -> None:
-    """After a pull of the runtime image, the devel image needs few further layers."""
+    """A host with the runtime image unpacks none of its layers again but the base, which is above all wheels."""
     runtime, devel = planned("runtime"), planned("devel")
-    shared = len(runtime.layers) - 1
+    shared = len(runtime.layers) - 2
 
+    assert [layer.kind for layer in runtime.layers[shared:]] == ["base", "overlay"]
     assert devel.layers[:shared] == runtime.layers[:shared]
     above = {
         wheel.name for layer in devel.layers[shared:] if layer.kind == "wheels" for wheel in layer.wheels
@@ -231,12 +232,13 @@ def test_archives_variables_for_shells_and_build_systems() -> None:
 
 
 def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
-    """These layers are above the runtime image's layers and below the overlay."""
+    """These layers are above the wheels of the runtime image, and below the base."""
     older = replace(of_archives(), resolution=answer("devel", torch="2.1.2", cuda="12.1"))
     current, earlier = (archive_layers(cell) for cell in (of_archives(), older))
 
     assert current == earlier
-    assert [layer.kind for layer in planned_of_archives().layers[-5:]] == [*["toolkit"] * 4, "overlay"]
+    top = ["base", "tools", "overlay"]
+    assert [layer.kind for layer in planned_of_archives().layers[-7:]] == [*["toolkit"] * 4, *top]
     of_layers = [archive for layer in current for archive in layer.archives]
     assert sorted(archive.component for archive in of_layers) == [
         archive.component for archive in of_archives().archives

@@ -23,7 +23,7 @@ from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.debs import keep
 from torchkiln.base.package_count import PackageCount
-from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
+from torchkiln.base.recipe import APT_CLEANING, CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.remake import record_effects
 from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
@@ -180,10 +180,10 @@ def command(
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is set above. With check/signed-by, sources.list would name it on some hosts.
-        # The packages are kept until they are copied.
-        "--skip=check/signed-by,output/dev,essential/unlink",
+        # The packages and lists are kept until they are copied.
+        "--skip=check/signed-by,output/dev,essential/unlink,cleanup/apt",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_out)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_out, APT_CLEANING)),
         recipe.suite,
         "-",
     ]

@@ -75,12 +75,21 @@ ON_TOP = (
 CLEANING = (
     # Host name and resolver of the build host; identities that every container must create.
     'rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/hosts" "$1/etc/machine-id" "$1"/etc/ssh/ssh_host_*',
+    # debconf writes them again; they hold the descriptions of questions that no one asks.
+    'rm -f "$1"/var/cache/debconf/*.dat',
     # Backup files.
     'rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/sub[ug]id-',
     'rm -f "$1"/var/lib/dpkg/*-old "$1"/var/cache/debconf/*-old "$1/var/cache/ldconfig/aux-cache"',
     # Logs are deleted; the log files that login programs expect are emptied.
     'find "$1/var/log" -type f \\( -name "*.log" -o -name "*.xz" \\) -delete',
     'find "$1/var/log" -type f -exec truncate -s 0 {} +',
+)
+
+# The last hook. The folders are as the package has them: apt would give them to its own user, but only if that
+# user can enter $TMPDIR.
+APT_CLEANING = (
+    'cd "$1/var" && rm -rf lib/apt/lists/* cache/apt/*'
+    " && install -d -o 0 -g 0 -m 0755 lib/apt/lists/partial cache/apt/archives/partial"
 )
 
 

@@ -178,7 +178,7 @@ class ImagePlan:
     locked: LockedCell
     tag: str
     aliases: tuple[str, ...]
-    layers: tuple[PlannedLayer, ...]  # the first is the base, the last is the overlay
+    layers: tuple[PlannedLayer, ...]  # lowest first; the last is the overlay
     config: ImageConfig
     epoch: int
     recipe: int  # see `model.recipe.RECIPE`

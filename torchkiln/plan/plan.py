@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from itertools import takewhile
 from typing import Any
 
 from torchkiln.errors import ConfigError
@@ -32,7 +31,7 @@ from torchkiln.model.plan import (
 from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
-from torchkiln.plan.layers import archive_layers, cell_layers
+from torchkiln.plan.layers import made_layers
 from torchkiln.util.files import rows_json
 from torchkiln.util.versions import numbers
 
@@ -60,7 +59,10 @@ def plan(
     aliases: Sequence[str],
     lock_digest: Digest,
 ) -> ImagePlan:
-    """The plan of *locked*: base, layers of wheels and archives, and *overlay* with the generated files.
+    """The plan of *locked*: layers of wheels and archives, base, and *overlay* with the generated files.
+
+    The base is above the wheels, because an engine unpacks each layer again that is above a changed one, and
+    a refresh changes the base only: docs/adr/0052.
 
     *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is the value of
     `lock.lock_digest`.
@@ -94,34 +96,22 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(
-            base,
-            *_with_standalone(cell_layers(locked), locked),
-            *_tools(locked),
-            *archive_layers(locked),
-            top,
-        ),
+        layers=(*made_layers(locked), base, *_standalone(locked), *_tools(locked), top),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
     )
 
 
-def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[PlannedLayer, ...]:
-    """*layers* and the layer of the standalone Python, if *locked* has one.
-
-    That layer is above the layers shared with the image that uses the base's own Python: a host shares
-    unpacked layers of two images only up to the first layer that differs.
-    """
+def _standalone(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
+    """The layer of the standalone Python, if *locked* has one; it replaces the interpreter of the base."""
     if (standalone := locked.standalone) is None:
-        return tuple(layers)
-    shared = tuple(takewhile(lambda layer: layer.python != locked.python, layers))
-    own = ArtefactLayer(title=f"CPython {standalone.version}", artefact=standalone)
-    return (*shared, own, *layers[len(shared) :])
+        return ()
+    return (ArtefactLayer(title=f"CPython {standalone.version}", artefact=standalone),)
 
 
 def _tools(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
-    """The layer of OS tools of a devel image; it is above the layers that a runtime image also has."""
+    """The layer of OS tools of a devel image; its packages are installed on the base."""
     if locked.tools is None:
         return ()
     count = _count(len(locked.tools.packages), "package")

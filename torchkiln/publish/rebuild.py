@@ -68,15 +68,12 @@ def rebuild(
     :raises RegistryError: a request failed.
     """
     require_sandbox()
-    base = image.layers[0]
-    if base.diff_id != locked.base.diff_id:
-        return _bad(f"its base layer is {base.diff_id[:19]}, but {locked.base.diff_id[:19]} in the lock")
-    found: dict[Kind, LayerOnDisk] = {"base": base}
+    found: dict[Kind, LayerOnDisk] = {}
     for kind, artefact in _artefacts(locked).items():
         layer = next((each for each in image.layers if each.diff_id == artefact.diff_id), None)
         if layer is None:
             return _bad(f"no layer has the diff_id {artefact.diff_id[:19]} of the {kind} in the lock")
-        found.setdefault(kind, layer)
+        found[kind] = layer
     with _empty_cache(context.store) as (own, folder):
         _link_files(locked, context.store, own)
         try:
@@ -87,7 +84,7 @@ def rebuild(
         except BuildFailed as error:
             return _bad(error.message)
         options = build.BuildOptions(
-            sources=BaseSources(locked_only=True), layer_format=format_of([base.media_type]), foreign=True
+            sources=BaseSources(locked_only=True), layer_format=format_of([found["base"].media_type]), foreign=True
         )
         try:
             built = build.build(

@@ -36,21 +36,21 @@ def parts_of(
 ) -> Iterator[BundleParts]:
     """The parts of the bundle that runs *suite* in *image*; leaving the context removes temporary files.
 
-    :raises VerificationFailed: the lowest layer is not the base in the lock, or is damaged.
+    :raises VerificationFailed: no layer is the base in the lock, or it is damaged.
     :raises BuildFailed: packages cannot be downloaded, or the disk is full.
     """
-    base, lowest = locked.base, image.layers[0]
-    if lowest.diff_id != base.diff_id:  # not the digest: layers can be compressed again, with zstd
+    base = locked.base  # compared by diff_id, not digest: layers can be compressed again, with zstd
+    layer = next((layer for layer in image.layers if layer.diff_id == base.diff_id), None)
+    if layer is None:
         raise VerificationFailed(
-            f"{image.ref}: the diff_id of the lowest layer is {lowest.diff_id[:19]}, but"
-            f" {base.diff_id[:19]} in the lock",
+            f"{image.ref}: no layer has the diff_id {base.diff_id[:19]} of the base in its lock",
             hint="build the image again",
         )
     pytest = pytest_wheels(suite.requirements, store)
     packages = wheels_for(python_name(base.python).removeprefix("python"), _REQUIREMENTS.read_bytes(), store)
     temporary = store.temporary("bundle")
     try:
-        _extract_python(lowest.path, base, temporary)
+        _extract_python(layer.path, base, temporary)
         yield BundleParts(
             image=image,
             tag=tag_of(locked.resolution),
