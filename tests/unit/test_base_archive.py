@@ -100,7 +100,7 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
 
 
 def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
-    """mmdebstrap gets two more hooks, which copy to folders outside the base, before the last one deletes both."""
+    """mmdebstrap gets two more hooks, which copy to folders outside the base; the last one deletes both."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
     keyring = Path(recipe("debian12").keyring)
     place = Scratch(env={}, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=keyring)

@@ -64,7 +64,7 @@ def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
 
 
 def test_runtimes_layers_are_below() -> None:
-    """A host with the runtime image unpacks none of its layers again but the base, which is above all wheels."""
+    """A host with the runtime image unpacks again only the base, which is above all wheels."""
     runtime, devel = planned("runtime"), planned("devel")
     shared = len(runtime.layers) - 2
 

@@ -85,8 +85,8 @@ CLEANING = (
     'find "$1/var/log" -type f -exec truncate -s 0 {} +',
 )
 
-# The last hook. The folders are as the package has them: apt would give them to its own user, but only if that
-# user can enter $TMPDIR.
+# The last hook. The folders are as the package has them: apt would give them to its own user, but only if
+# that user can enter $TMPDIR.
 APT_CLEANING = (
     'cd "$1/var" && rm -rf lib/apt/lists/* cache/apt/*'
     " && install -d -o 0 -g 0 -m 0755 lib/apt/lists/partial cache/apt/archives/partial"

@@ -84,7 +84,9 @@ def rebuild(
         except BuildFailed as error:
             return _bad(error.message)
         options = build.BuildOptions(
-            sources=BaseSources(locked_only=True), layer_format=format_of([found["base"].media_type]), foreign=True
+            sources=BaseSources(locked_only=True),
+            layer_format=format_of([found["base"].media_type]),
+            foreign=True,
         )
         try:
             built = build.build(
