@@ -143,6 +143,24 @@ def test_one_flipped_byte_is_found_and_never_used(scene: Scene, tmp_path: Path) 
     assert index.fetched == [wheel.filename]
 
 
+@pytest.mark.parametrize("data", [b"{}", None], ids=["damaged", "missing"])
+def test_a_damaged_manifest_does_not_hide_other_faults(
+    folder: Scene, tmp_path: Path, data: bytes | None
+) -> None:
+    folder.keep()
+    (manifest,) = folder.vault.tags().values()
+    other = replace(folder.locked, epoch=folder.locked.epoch + 1)
+    folder.keep(other)
+    digest = wheel_digest(folder.locked.wheels[0])
+    folder.replace(digest_of(manifest), data)
+    folder.replace(digest, None)
+
+    assert folder.check(tmp_path)[1] == (
+        f"{folder.tag}: the manifest is missing or damaged",
+        f"{vault_tag(other)}: {folder.locked.wheels[0].filename} ({digest}) is missing",
+    )
+
+
 def test_a_missing_file_is_named(scene: Scene, tmp_path: Path) -> None:
     scene.keep()
     digest = scene.locked.base.digest

@@ -143,7 +143,7 @@ def check(vault: Vault, folder: Path, say: Callable[[str], None]) -> tuple[int, 
                 name = entry.get("annotations", {}).get(_TITLE, "lock.json")
                 named.setdefault((Digest(entry["digest"]), entry["size"]), f"{tag}: {name}")
         except VerificationFailed as error:
-            faults.append(error.message)
+            faults.append(error.message if manifest else f"{tag}: the manifest is missing or damaged")
     temporary = folder / "file"
     for number, ((digest, size), name) in enumerate(sorted(named.items(), key=lambda one: one[1]), 1):
         try:
