@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.clients import READY, Client, browsing, output, sessions
 from tests.engine.place import shared
@@ -72,6 +73,14 @@ def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
     assert (cell_output, hosts) == (f"'{VERSION}'", {"127.0.0.1"})
 
 
+def test_a_notebook_shows_a_progress_bar(container: tuple[Container, Path]) -> None:
+    """tqdm.notebook, drawn by JupyterLab's extension of ipywidgets."""
+    code = "from tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass"
+    with browsing() as (page, _):
+        output(container[0], page, code)
+        expect(page.locator(".jp-OutputArea .widget-html").last).to_contain_text("3/3")
+
+
 def test_torch_compile_as_any_user(real: Workplace) -> None:
     """torch.compile works under Kubernetes' "restricted" pod security standard; its cache is writable."""
     options = ("--user", "12345:12345", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
@@ -120,6 +129,37 @@ def test_torch_loads_the_same_files_with_and_without_the_links(real: Workplace) 
 
     assert found.count("/nvidia/") > 10
     assert others == [found, found]
+
+
+NOTEBOOK = "from tqdm.notebook import tqdm; print(type(tqdm(range(3), display=False).container).__name__)"
+INLINE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+print(load_inline("twice", source, functions=["twice"]).twice(torch.ones(2)).tolist())
+"""
+AUDIO = """
+import torch, torchaudio
+wave = torch.sin(torch.arange(1600) / 10)[None]
+for name in ("x.wav", "x.flac"):
+    torchaudio.save(f"/tmp/{name}", wave, 16000)
+    found, rate = torchaudio.load(f"/tmp/{name}")
+    print(rate, torch.allclose(found, wave, atol=1e-3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        pytest.param(NOTEBOOK, "TqdmHBox\n", id="tqdm.notebook"),
+        pytest.param(INLINE, "[2.0, 2.0]\n", id="load_inline"),
+        pytest.param(AUDIO, "16000 True\n16000 True\n", id="torchaudio"),
+    ],
+)
+def test_packages_for_notebooks_extensions_and_audio(real: Workplace, code: str, printed: str) -> None:
+    ran = real.run(command=["python", "-c", code])
+
+    assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr
 
 
 def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:
