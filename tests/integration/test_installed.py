@@ -21,6 +21,7 @@ from tests.checkouts import git
 from tests.installed import Installed, installed
 from tests.needs import needs_namespaces
 from tests.planned import FACTS
+from tests.planned import MATRIX as GRID
 from tests.servers.index_server import IndexServer
 from tests.servers.registry_server import RegistryServer
 from torchkiln.base import artefact
@@ -199,7 +200,7 @@ class Project:
 def an_index() -> Iterator[IndexServer]:
     """Small packages with the names of a new project's matrix."""
     with IndexServer() as server:
-        for name in ("numpy", "pillow", "tqdm", "jupyterlab", "tensorboard", "pip", "uv", "filelock"):
+        for name in (*GRID.packages, "filelock"):
             server.add("default", name, "1.0", date=OLD, payload=b"where = __file__\n")
         server.add("default", "torch", "2.7.1", requires=["filelock"], date=OLD)
         server.add("default", "torchvision", "0.22.1", requires=["torch==2.7.1", "numpy"], date=OLD)

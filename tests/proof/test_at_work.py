@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.clients import READY, Client, browsing, output, sessions
 from tests.engine.place import shared
@@ -18,6 +19,7 @@ from tests.needs import needs_gcc, nightly, outward, without_gpus
 from tests.proof.headline import NAME, TAG
 from tests.troubles import Example, demand_output, for_image
 from tests.workplace import Container, Workplace, key
+from torchkiln.model.lock import LockedCell
 from torchkiln.util.places import ROOT
 
 __all__ = ["shared"]
@@ -71,12 +73,93 @@ def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
     assert (cell_output, hosts) == (f"'{VERSION}'", {"127.0.0.1"})
 
 
+def test_a_notebook_shows_a_progress_bar(container: tuple[Container, Path]) -> None:
+    """tqdm.notebook, drawn by JupyterLab's extension of ipywidgets."""
+    code = "from tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass"
+    with browsing() as (page, _):
+        output(container[0], page, code)
+        expect(page.locator(".jp-OutputArea .widget-html").last).to_contain_text("3/3")
+
+
 def test_torch_compile_as_any_user(real: Workplace) -> None:
     """torch.compile works under Kubernetes' "restricted" pod security standard; its cache is writable."""
     options = ("--user", "12345:12345", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     ran = real.run(*options, command=["python", "-c", COMPILED])
 
     assert (ran.returncode, ran.stdout) == (0, "user True\n"), ran.stderr
+
+
+# Each name in a process of its own: a library that was loaded before would satisfy those that need it.
+BY_NAME = """
+import subprocess, sys
+for name in sys.argv[1:]:
+    load = f"import ctypes; ctypes.CDLL({name!r})"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True)
+    if done.returncode:
+        print(name, done.stderr.splitlines()[-1])
+"""
+MAPPED = """
+import torch
+torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)) @ torch.randn(6, 2)
+torch.cuda.is_available()
+parts = [line.split(maxsplit=5) for line in open("/proc/self/maps")]
+print(*sorted({part[5].strip() for part in parts if len(part) == 6 and part[5][0] == "/"}), sep="\\n")
+"""
+UNLINK = "find /usr/lib/x86_64-linux-gnu -maxdepth 1 -lname '/opt/venv/*' -delete"
+
+
+def test_programs_find_cuda_by_name_without_torch(real: Workplace, locked: LockedCell) -> None:
+    """As ctypes, CTranslate2 and ONNX Runtime do; libraries find those that they need, too."""
+    names = [library.rpartition("/")[2] for wheel in locked.wheels for library in wheel.libraries]
+    command = ["env", "-u", "LD_LIBRARY_PATH", "python", "-c", BY_NAME, *names]
+
+    assert {"libcublas.so.12", "libcudnn.so.9", "libcudnn_cnn.so.9", "libnvrtc-builtins.so.12.6"} <= {*names}
+    # The library of Mellanox is not in the image.
+    assert [line.split()[0] for line in real.run(command=command).stdout.splitlines()] == [
+        "libcufile_rdma.so.1"
+    ]
+
+
+def test_torch_loads_the_same_files_with_and_without_the_links(real: Workplace) -> None:
+    """Also after ldconfig, which apt and NVIDIA's container runtime run: it adds the links to its cache."""
+    run = 'exec python -c "$0"'
+    cache = "ldconfig; ldconfig -p | grep -q libcublas.so.12 || exit 1"
+    scripts = (run, f"{UNLINK}; {run}", f"{cache}; {run}")
+    found, *others = [real.run(command=["sh", "-c", script, MAPPED]).stdout for script in scripts]
+
+    assert found.count("/nvidia/") > 10
+    assert others == [found, found]
+
+
+NOTEBOOK = "from tqdm.notebook import tqdm; print(type(tqdm(range(3), display=False).container).__name__)"
+INLINE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+print(load_inline("twice", source, functions=["twice"]).twice(torch.ones(2)).tolist())
+"""
+AUDIO = """
+import torch, torchaudio
+wave = torch.sin(torch.arange(1600) / 10)[None]
+for name in ("x.wav", "x.flac"):
+    torchaudio.save(f"/tmp/{name}", wave, 16000)
+    found, rate = torchaudio.load(f"/tmp/{name}")
+    print(rate, torch.allclose(found, wave, atol=1e-3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        pytest.param(NOTEBOOK, "TqdmHBox\n", id="tqdm.notebook"),
+        pytest.param(INLINE, "[2.0, 2.0]\n", id="load_inline"),
+        pytest.param(AUDIO, "16000 True\n16000 True\n", id="torchaudio"),
+    ],
+)
+def test_packages_for_notebooks_extensions_and_audio(real: Workplace, code: str, printed: str) -> None:
+    ran = real.run(command=["python", "-c", code])
+
+    assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr
 
 
 def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:

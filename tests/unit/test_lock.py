@@ -264,18 +264,7 @@ def a_server() -> Iterator[IndexServer]:
     """A server with both indexes. Its last numpy was uploaded after the date for which the tests lock."""
     with IndexServer() as server:
         old = "2024-06-01T00:00:00Z"
-        companions = (
-            "numpy",
-            "pillow",
-            "tqdm",
-            "jupyterlab",
-            "tensorboard",
-            "pip",
-            "uv",
-            "filelock",
-            "sympy",
-        )
-        for name in companions:
+        for name in (*MATRIX.packages, "filelock", "sympy"):
             server.add("default", name, "1.0", date=old)
         server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
         for name, version in CU118.items():

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from tests.planned import MATRIX
 from tests.servers.index_server import IndexServer
 from tests.servers.two_indexes import DEFAULT, OLD, fill, pytorch
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.project.file import load_project
 from torchkiln.util.places import ROOT
 
-PACKAGES = ("numpy", "pillow", "tqdm", "jupyterlab", "tensorboard", "pip", "uv", "setuptools")
+PACKAGES = (*MATRIX.packages, "setuptools")
 
 
 def test_a_project_on_a_cell_of_pytorchs_index(tmp_path: Path) -> None:

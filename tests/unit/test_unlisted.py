@@ -147,7 +147,7 @@ def test_a_lock_records_the_paths_that_all_mirrors_have(index: Unlisting) -> Non
     nothing: dict[str, Any] = dict.fromkeys(("constraints", "keep", "bound"), ())
     wanted = IndexRequest(requirements=("demo",), python="3.11", glibc=(2, 36), as_of="2099-01-01", **nothing)
     found = PackageIndex(index.downloads()[0].pages)
-    assert found.wheels(replace(wanted, paths=True)) == (wheel,)
+    assert found.wheels(replace(wanted, image=True)) == (wheel,)
     assert found.wheels(wanted) == (replace(wheel, path=None),)
 
 

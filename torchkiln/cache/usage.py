@@ -186,7 +186,7 @@ class _Scan:
         yield from self._debs()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
-        for name in ("pages", "urls", "metadata", "beside", "own-wheels", "git"):
+        for name in ("pages", "urls", "metadata", "beside", "libraries", "own-wheels", "git"):
             yield from self._files(f"records/{name}", ".json", "index pages")
         for name in ("evidence", "agreed", "contents", "hashes", "effects", "symbols", "locks"):
             yield from self._files(f"records/{name}", ".json", "layer texts")

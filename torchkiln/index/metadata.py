@@ -7,6 +7,7 @@ hash does not cover this file. So before a wheel is locked, the file is compared
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.index.download import Downloads
 from torchkiln.index.listing import ListedFile, url_of
 from torchkiln.index.pages import Pages
-from torchkiln.index.remote_wheel import NoRanges, metadata_bytes
+from torchkiln.index.remote_wheel import NoRanges, file_in, metadata_bytes
 from torchkiln.index.session import get, http_error
 from torchkiln.index.settings import redact
 from torchkiln.model.cell import Source
@@ -25,7 +26,10 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.util.http.redirects import unsafe
 
 _KIND = "metadata"  # of cache records with METADATA read from wheels
-_WHOLE = 4 << 30  # bytes of a wheel that may be downloaded for its METADATA
+_LIBRARIES = "libraries"  # of cache records with the names of a wheel's libraries
+_LIBRARY = re.compile(rb"^((?:[A-Za-z0-9_]+/)+lib/[A-Za-z0-9_-]+\.so(?:\.[0-9]+)*),", re.MULTILINE)
+_RECORD_LIMIT = 4 << 20  # bytes
+_WHOLE = 4 << 30  # bytes of a wheel that may be downloaded for its METADATA or RECORD
 _HINT = "use another index; nothing was locked"
 
 
@@ -47,7 +51,7 @@ class Metadata:
             try:
                 return self.own(at)
             except NoRanges:
-                return self._download(at, index)
+                return self.own(self._downloaded(at, index))
         data = self._beside(at, file.metadata)
         self._pages.store.put_record("beside", _key(at), {"index": index.value, "metadata": data.decode()})
         return data
@@ -84,8 +88,29 @@ class Metadata:
                 hint=_HINT,
             )
 
-    def _download(self, at: FileAt, index: Source) -> bytes:
-        """METADATA from the downloaded wheel, which a build needs anyway."""
+    def libraries(self, at: FileAt, index: Source) -> tuple[str, ...]:
+        """The shared libraries that RECORD of the wheel *at* lists in folders called lib, sorted.
+
+        :raises BuildFailed: RECORD cannot be read.
+        """
+        found = self._pages.store.record(_LIBRARIES, _key(at))
+        if found is None:
+            try:
+                record = self._record(at)
+            except NoRanges:
+                record = self._record(self._downloaded(at, index))
+            names = sorted(name.decode() for name in _LIBRARY.findall(record))
+            self._pages.store.put_record(_LIBRARIES, _key(at), found := {"libraries": names})
+        return tuple(found["libraries"])
+
+    def _record(self, at: FileAt) -> bytes:
+        path = re.compile(r"[^/]+\.dist-info/RECORD")
+        if (found := file_in(self._pages.session, at, path, _RECORD_LIMIT)) is None:
+            raise BuildFailed(f"{at.filename}: RECORD is missing", hint=_HINT)
+        return found
+
+    def _downloaded(self, at: FileAt, index: Source) -> FileAt:
+        """The downloaded wheel, which a build needs anyway."""
         size = self._pages.measure(at).size or 0
         if size > _WHOLE:
             raise BuildFailed(
@@ -101,7 +126,7 @@ class Metadata:
             index=index,
         )
         path = Downloads(self._pages).fetch_wheel(wheel, self._pages.store)
-        return self.own(replace(at, url=path.as_uri(), size=size))
+        return replace(at, url=path.as_uri(), size=size)
 
     def _cached(self, at: FileAt) -> bytes | None:
         found = self._pages.store.record(_KIND, _key(at))

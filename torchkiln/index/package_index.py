@@ -22,6 +22,7 @@ from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
 from torchkiln.model.cell import Source
+from torchkiln.model.device_code import NVIDIA
 from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
@@ -64,6 +65,7 @@ class PackageIndex:
         :raises BuildFailed: an index is unavailable or at fault.
         """
         metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc)
+        linked = (NVIDIA,) if wanted.image else ()
 
         def wheel_of(pin: Pin) -> LockedWheel:
             for own in of_project(wanted.local, pin.name):
@@ -83,7 +85,8 @@ class PackageIndex:
                 sha256=file.sha256,
                 size=file.size,
                 index=pin.index,
-                path=path_of(file.url) if wanted.paths else None,
+                libraries=metadata.libraries(file, pin.index) if pin.name.startswith(linked) else (),
+                path=path_of(file.url) if wanted.image else None,
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:

@@ -112,7 +112,7 @@ def lock(
             keep=tuple(kept for kept in versions.kept.items() if kept[0] not in by_record),
             bound=bound if build.source is Source.PYTORCH and not known else (),
             known=known,
-            paths=True,
+            image=True,
         )
     )
     if previous:  # another mirror may have other paths
@@ -143,8 +143,8 @@ def lock(
 
 
 def same_files(one: LockedCell, other: LockedCell) -> bool:
-    """Whether both have the same wheels; their paths are not compared."""
-    files = [[replace(wheel, path=None) for wheel in each.wheels] for each in (one, other)]
+    """Whether both have the same wheels; paths and libraries are not compared."""
+    files = [[replace(wheel, path=None, libraries=()) for wheel in each.wheels] for each in (one, other)]
     return files[0] == files[1]
 
 

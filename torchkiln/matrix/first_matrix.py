@@ -15,7 +15,7 @@ from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import nearest, numbers
 
 SCHEMA = "matrix.schema.json"  # the schema file beside matrix.yaml, for editors
-_PACKAGES = "numpy, pillow, tqdm, jupyterlab, tensorboard, pip, uv"
+_PACKAGES = "numpy, pillow, tqdm, jupyterlab, ipywidgets, ninja, soundfile, tensorboard, pip, uv"
 
 
 def first_cell(facts: Facts, torch: str | None, cuda: str | None) -> Resolution:

@@ -82,6 +82,14 @@ Library = Annotated[
         description='a library below site-packages, "nvidia/cu13/lib/libcudart.so.13"',
     ),
 ]
+WheelLibrary = Annotated[
+    str,
+    Meta(
+        pattern=r"^([A-Za-z0-9_]+/)+lib/[A-Za-z0-9_-]+\.so(\.[0-9]+)*$",
+        max_length=200,
+        description='a library in a wheel, "nvidia/cublas/lib/libcublas.so.12"',
+    ),
+]
 ToolkitRelease = Annotated[
     str,
     Meta(

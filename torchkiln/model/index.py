@@ -53,7 +53,8 @@ class IndexRequest:
     bound: tuple[str, ...]  # packages that come only from the index `pytorch`
     known: tuple[KnownWheel, ...] = ()  # no index is queried for these
     local: tuple[LocalWheel, ...] = ()  # wheels that fit the image, at most one of each version
-    paths: bool = False  # record the paths of wheels; not for projects, whose seal would depend on the mirror
+    # record paths and NVIDIA's libraries; not for projects, whose seal would depend on the mirror
+    image: bool = False
 
 
 METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000

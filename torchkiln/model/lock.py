@@ -29,6 +29,8 @@ class LockedWheel:
     sha256: fields.Sha256
     size: fields.Bytes = 0  # 0: not known, because the hash is from public record
     index: Source
+    # NVIDIA's libraries in it, sorted: the image has a link to each where the loader finds it by name
+    libraries: fields.Some[fields.WheelLibrary] = ()
     # where the index had it, in case the index no longer lists it; no digest covers it
     path: fields.IndexPath | None = None
 

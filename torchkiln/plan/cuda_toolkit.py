@@ -1,4 +1,4 @@
-"""Makes a CUDA toolkit from a cell's wheels or archives: links for compilers, and environment variables."""
+"""Links for the loader to CUDA's libraries; a toolkit from wheels or archives: links, and variables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torchkiln.matrix.os_tools import host_gcc
 from torchkiln.model.cell import Toolkit
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import EnvironmentSettings, OverlayLink
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"
@@ -58,6 +59,20 @@ def libraries_of(locked: LockedCell) -> tuple[str, ...]:
     return tuple(library for library in toolkit.libraries if fits(library))
 
 
+def library_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
+    """The links by which programs that do not import torch find NVIDIA's libraries by name, sorted by path.
+
+    They are in a folder that the loader searches last, so that the libraries' own paths still come first. All
+    libraries have one: for a library found by its link, $ORIGIN is the folder of the link.
+    """
+    packages = locked.python.site
+    targets = {PurePosixPath(path).name: path for wheel in locked.wheels for path in wheel.libraries}
+    return tuple(
+        OverlayLink(path=f"{LINUX_AMD64.libraries}/{name}", target=f"{packages}/{target}")
+        for name, target in sorted(targets.items())
+    )
+
+
 def toolkit_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
     """The links that make /usr/local/cuda like NVIDIA's own installation, sorted by path."""
     toolkit = locked.resolution.toolkit
@@ -65,7 +80,7 @@ def toolkit_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
         return ()
     packages = locked.python.site
     links = _archive_links(toolkit) if toolkit.release else _wheel_links(toolkit, packages)
-    found = (*links, *_library_links(toolkit, libraries_of(locked), packages))
+    found = (*links, *_linker_links(toolkit, libraries_of(locked), packages))
     return tuple(sorted(found, key=lambda link: link.path))
 
 
@@ -90,7 +105,7 @@ def _archive_links(toolkit: Toolkit) -> Iterator[OverlayLink]:
     yield OverlayLink(path=f"{place}/extras/CUPTI/lib64", target=f"../../{TARGET}/lib")
 
 
-def _library_links(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -> Iterator[OverlayLink]:
+def _linker_links(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -> Iterator[OverlayLink]:
     """For each library the link that linkers need: libcudart.so to the wheel's libcudart.so.13."""
     folder = f"{TARGET}/lib" if toolkit.release else "lib64"  # with archives, lib64 is itself a link
     for library in libraries:

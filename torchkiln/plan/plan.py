@@ -30,7 +30,7 @@ from torchkiln.model.plan import (
 )
 from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.model.untrusted import is_untrusted
-from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
+from torchkiln.plan.cuda_toolkit import compiler_links, library_links, settings, toolkit_links
 from torchkiln.plan.layers import made_layers
 from torchkiln.util.files import rows_json
 from torchkiln.util.versions import numbers
@@ -90,7 +90,7 @@ def plan(
     top = OverlayLayer(
         title=f"torchkiln ({_count(len(files), 'file')})",
         files=files,
-        links=(*toolkit_links(locked), *compiler_links(locked)),
+        links=(*library_links(locked), *toolkit_links(locked), *compiler_links(locked)),
     )
     return ImagePlan(
         locked=locked,

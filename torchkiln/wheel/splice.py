@@ -90,7 +90,7 @@ def splice(
             if not _is_stale_bytecode(entry.name, names):
                 _install_file(file, entry, work, layer, source)
         _check_hash(file, locked)
-        record = _check(work, file)
+        record = _check(work, file, locked)
         _finish(work, record, layer, bytecode())
     except Collision as error:
         raise BadWheel(filename, f"another wheel of the layer has a different file at {error}") from error
@@ -200,12 +200,14 @@ def _check_hash(file: WheelFile, locked: LockedWheel) -> None:
         raise BadWheel(locked.filename, f"hash mismatch: the lock has sha256:{locked.sha256}, {got}")
 
 
-def _check(work: _Installation, file: WheelFile) -> dict[str, tuple[str, str]]:
-    """Check METADATA, WHEEL and the hash of each file in RECORD; return RECORD."""
+def _check(work: _Installation, file: WheelFile, locked: LockedWheel) -> dict[str, tuple[str, str]]:
+    """Check METADATA, WHEEL, the locked libraries and the hash of each file in RECORD; return RECORD."""
     filename = work.wheel.filename
     for needed in ("METADATA", "WHEEL", "RECORD"):
         if needed not in work.metadata:
             raise BadWheel(filename, f"{work.info}/{needed} is missing")
+    if absent := sorted({*locked.libraries} - work.seen):
+        raise BadWheel(filename, f"{absent[0]} is missing; the lock lists it")
     fitness.check(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel, work.scheme)
     record = install.parse_record(work.metadata["RECORD"], work.wheel)
     faults, unhashed = [], _unhashed(work.info)
