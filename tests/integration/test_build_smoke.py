@@ -63,6 +63,7 @@ def unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The user's environment; and pip, which would query an index, is not called."""
     monkeypatch.delenv("TORCHKILN_SMOKE")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("TORCHKILN_INDEX_PYTORCH", raising=False)
     monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: tmp_path)
 
 
@@ -204,7 +205,7 @@ def test_a_project_is_tested_once(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_a_project_whose_test_fails_is_not_pushed(tmp_path: Path) -> None:
+def test_a_project_whose_test_fails(tmp_path: Path) -> None:
     builds = Builds(bench(tmp_path, python=python()))
     (builds.small.project / "torchkiln.toml").write_text('test = ["false"]\n')
 
@@ -212,3 +213,29 @@ def test_a_project_whose_test_fails_is_not_pushed(tmp_path: Path) -> None:
     assert (code, json.loads(out)["smoke"]["verdict"]) == (10, "fail"), messages
     assert "project: fail: test" in messages
     assert builds.build("--no-smoke")[0] == 0
+
+
+@needs_namespaces
+def test_a_laxer_run_of_a_project_does_not_count(tmp_path: Path) -> None:
+    """A run that allowed libraries to be missing does not answer a build, which allows none."""
+    builds = Builds(bench(tmp_path, python=python()))
+    assert builds.build("--no-smoke")[0] == 0
+    assert builds.smoke("--allow-missing", "fsspec")[0] == 0
+
+    assert "smoke: running" in builds.build()[2]
+    assert "smoke: passed at " in builds.build()[2]
+
+
+@needs_namespaces
+def test_of_several_images_none_stays_unpacked(tmp_path: Path) -> None:
+    """The second cell needs PyTorch's own index, which is not configured."""
+    builds = Builds(bench(tmp_path, python=python("import")))
+    named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(builds.images), *builds.output)
+
+    code, out, messages = builds.run("build", "--torch", "2.7.1", "--cuda", "12.1,11.8", *named, "--json")
+
+    built, last = (json.loads(line) for line in out.splitlines())
+    assert (built["smoke"]["verdict"], last["built"], last["failed"]) == ("fail", 0, 2), messages
+    assert (code, sorted(last["codes"])) == (10, [4, 10])
+    assert builds.is_in_layout(built["digest"])
+    assert not builds.is_unpacked(built["digest"])
