@@ -133,6 +133,16 @@ def test_no_test_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
         assert (code, "smoke" in json.loads(out)) == (0, False), messages
 
 
+def test_an_engine_builds_without_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--no-smoke` says so; `--smoke` is refused. Here the engine cannot be reached."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    builds = Builds(bench(tmp_path, python=python()))
+
+    assert builds.cell("--engine", "docker", "--no-smoke")[0] == 8
+    code, _, messages = builds.cell("--engine", "docker", "--smoke")
+    assert (code, "--smoke is for --engine embedded" in messages) == (2, True)
+
+
 @needs_namespaces
 def test_the_variable_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds = Builds(bench(tmp_path, python=python("import")))
