@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.integration.test_project_image import Commands
 from tests.integration.test_project_report import SOUND
 from tests.needs import needs_namespaces
@@ -133,14 +135,14 @@ def test_no_test_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
         assert (code, "smoke" in json.loads(out)) == (0, False), messages
 
 
-def test_an_engine_builds_without_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_builds_without_tests(tmp_path: Path) -> None:
     """`--no-smoke` says so; `--smoke` is refused. Here the engine cannot be reached."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
-    builds = Builds(bench(tmp_path, python=python()))
+    environ = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}
+    words = ("build", TAG, "--engine", "docker")
 
-    assert builds.cell("--engine", "docker", "--no-smoke")[0] == 8
-    code, _, messages = builds.cell("--engine", "docker", "--smoke")
-    assert (code, "--smoke is for --engine embedded" in messages) == (2, True)
+    assert forked.run((*words, "--no-smoke"), env=environ).returncode == 8
+    refused = forked.run((*words, "--smoke"), env=environ)
+    assert (refused.returncode, "--smoke is for --engine embedded" in refused.stderr) == (2, True)
 
 
 @needs_namespaces
