@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml tools/system-packages
 test-packages: $(STAMP)
 	@tools/system-packages tests
 
-image: $(STAMP)  ## build torch 2.7.1 for CUDA 12.1 into dist/
+image: $(STAMP)  ## build torch 2.7.1 for CUDA 12.1 into dist/, and test the image
 	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
 
 release: $(STAMP)  ## build, test, publish, verify: TO=REGISTRY/REPOSITORY KEY=KEY.pem [SINCE=GIT_REF REPORTS=FOLDER TRUST=PUB.pem TIER=2]

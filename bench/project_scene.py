@@ -74,7 +74,7 @@ class ProjectScene:
         named = ("--project", str(self.project), *chosen)
         target = ("--to", f"{self.registry.host}/team/ours", "--tag", "main")
         locking: list[Command] = [("lock", [*KILN, "lock", *named])] if lock else []
-        build = ("build", [*KILN, "build", *named, *layout, *target, "--quiet"])
+        build = ("build", [*KILN, "build", *named, *layout, *target, "--no-smoke", "--quiet"])
         return self._measured([*locking, build], {"TORCHKILN_CACHE": str(self.cache)})
 
     def docker(self, engine: Mapping[str, str]) -> Sample:

@@ -86,7 +86,7 @@ class Subject:
         """The command of torchkiln's build of the cell, without --output."""
         cell = self.locked.resolution.cell
         chosen = ["--torch", cell.torch, "--cuda", cell.cuda, "--images", str(images or self.images)]
-        return [*KILN, "build", *chosen, *self.options, "--json", "--quiet"]
+        return [*KILN, "build", *chosen, *self.options, "--no-smoke", "--json", "--quiet"]
 
     def read_wheels(self) -> None:
         """Read the wheels into the page cache."""

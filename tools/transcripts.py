@@ -44,8 +44,14 @@ def ran(arguments: list[str], *, both: bool) -> list[str]:
 
 
 def summary(lines: list[str]) -> list[str]:
-    """The lines, with only the first and last rows of the table of layers."""
-    return [*lines[:4], f"          … {len(lines) - 11} layers left out", *lines[-7:]]
+    """The lines, with only the first and last rows of the table of layers, and of the results of checks."""
+    *lines, digest = lines
+    end = next((at for at, line in enumerate(lines) if line.startswith("smoke: ")), len(lines))
+    built, tested = lines[:end], cut(lines[end:])
+    if len(tested) > 4:
+        tested = [*tested[:3], f"… {len(tested) - 4} lines left out", tested[-1]]
+    left_out = f"          … {len(built) - 10} layers left out"
+    return [*built[:4], left_out, *built[-6:], *tested, digest]
 
 
 def object_of(lines: list[str]) -> list[str]:
@@ -127,7 +133,7 @@ def logged(shell: Terminal, line: str) -> list[str]:
 def record(names: list[str]) -> None:
     """Write the named transcripts of OF_CONTAINERS, of the image as it is built now."""
     environ = reach(os.getpid())
-    argv = [sys.executable, "build.py", *CELL.split(), "--load", "--quiet"]
+    argv = [sys.executable, "build.py", *CELL.split(), "--load", "--no-smoke", "--quiet"]
     subprocess.run(argv, cwd=ROOT, env=dict(environ), stdout=subprocess.DEVNULL, check=True)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:  # the tests' engine can mount it, too
         folder = Path(made)

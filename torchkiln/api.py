@@ -102,7 +102,7 @@ def build(
     layer_format: LayerFormat = DEFAULT_FORMAT,
     locked_only: bool = False,
 ) -> BuiltImage:
-    """Build the image of *cell* from its lock into the OCI layout `project.layout`.
+    """Build the image of *cell* from its lock into the OCI layout `project.layout`; no test runs in it.
 
     :param locked_only: refuse a base or tools that do not match the lock.
     :raises ConfigError: the matrix is invalid, or other users can change the layout.

@@ -238,6 +238,7 @@ class Trial:
             "PYTHONPATH": str(self.scene.folder / "fake-pip"),
             "PIP_INDEX_URL": self.server.url("simple"),
             "TORCHKILN_CACHE": str(self.cache),
+            "TORCHKILN_SMOKE": "no",
             MARKER: mark,
             "LD_PRELOAD": str(self.scene.tracer),
             "TRACER_SHARED": str(shared),

@@ -116,7 +116,7 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     assert result["smoke"]["verdict"] == "fail"
     assert result["smoke"]["checks"]["import"] == "failed"
     assert f"error: {TAG}: fail: " in ran.stderr
-    assert "--tier requires --smoke" in scene.kiln("--tier", "1").stderr
+    assert "--tier cannot be used with --no-smoke" in scene.kiln("--tier", "1", "--no-smoke").stderr
     refused = scene.kiln("--smoke", "--engine", "docker")
     assert (refused.returncode, "--smoke is for --engine embedded" in refused.stderr) == (2, True)
 

@@ -13,6 +13,8 @@ import pytest
 from tests.engine.registry import RunningRegistry, registry
 from tests.faultproxy import Fault, FaultProxy
 from tests.integration.test_project_image import Commands
+from tests.integration.test_project_report import SOUND
+from tests.needs import needs_namespaces
 from tests.projects import bench
 from torchkiln.oci.layout import open_layout
 
@@ -52,6 +54,26 @@ def test_it_pushes_as_push_does(commands: Commands, registry: RunningRegistry) -
     again = commands.build(*to)
     assert lines_of(again[2]) == [line for _, _, messages in apart for line in lines_of(messages)]
     assert registry.tags("both") == ["main", "now", "unproven-project"]
+
+
+@needs_namespaces
+def test_an_image_that_fails_its_checks_is_not_pushed(
+    tmp_path: Path, registry: RunningRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is printed. `--no-smoke` pushes it."""
+    monkeypatch.delenv("TORCHKILN_SMOKE")
+    commands = Commands(bench(tmp_path, python=SOUND))
+    (commands.small.project / "torchkiln.toml").write_text('test = ["false"]\n')
+    to = ("--to", f"{registry.host}/failing", "--tag", "main")
+
+    code, out, messages = commands.build(*to)
+
+    assert f"{registry.host}/failing" not in messages
+    digest = open_layout(commands.small.layout).image("project").manifest
+    assert (code, out) == (10, f"{digest}\n"), messages
+    assert "project: fail: test" in messages
+    assert commands.build(*to, "--no-smoke")[:2] == (0, f"{registry.host}/failing@{digest}\n")
+    assert registry.tags("failing") == ["main"]
 
 
 def test_json_has_the_objects_of_both(commands: Commands, registry: RunningRegistry) -> None:

@@ -204,7 +204,7 @@ def build(work: Path, cache: str, place: str, archives: Path, locked: LockedCell
             store.blob(item.digest).parent.mkdir(parents=True, exist_ok=True)
             store.blob(item.digest).write_bytes(user_cache.blob(item.digest).read_bytes())
     builds: dict[str, Any] = json.loads(
-        kiln(work, cache, archives, place, "build", "--json", "--images", str(work / "images"))
+        kiln(work, cache, archives, place, "build", "--no-smoke", "--json", "--images", str(work / "images"))
     )
     return builds
 

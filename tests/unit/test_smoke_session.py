@@ -26,6 +26,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.oci.unpack import root_of
+from torchkiln.runtimes import driver
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
@@ -39,6 +40,7 @@ from torchkiln.smoke.session import (
     SmokeSession,
     cut_wheels,
     image_and_lock,
+    tier_here,
 )
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT
@@ -190,6 +192,42 @@ def test_a_failed_run_is_reported_and_not_reused(scene: SmokeScene) -> None:
         clear(scene.judge())
     scene.session.run(TAG, scene.publisher.layout, scene.request())
     assert scene.recorder.calls == ["starts scripted", *(f"{name} failed" for name in BELOW)] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "tiers", "tier"),
+    [
+        (None, None, (0, 1), 0),
+        (0, None, (0, 1), 0),
+        (1, None, (0, 1), 1),
+        (1, None, (0, 1, 2), 1),
+        (1, None, (0,), 0),
+        (2, None, (0, 1), 2),
+        (8, None, (), 2),
+        (2, None, (0, 1, 2, 3), 3),
+        (8, "", (0, 1), 0),
+        (8, "-1", (0, 1), 0),
+        (8, "3", (0, 1), 1),
+        (8, "0,GPU-1f2e", (0, 1), 2),
+        (1, "0,1", (0, 1, 2), 1),
+    ],
+)
+def test_the_tier_that_a_host_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int | None,
+    visible: str | None,
+    tiers: tuple[int, ...],
+    tier: int,
+) -> None:
+    """With GPUs the policy decides; checks of tier 2 need two GPUs, and run wherever there are two."""
+    nodes = tuple((f"nvidia{number}", Path(f"/dev/nvidia{number}")) for number in range(gpus or 0))
+    host_driver = None if gpus is None else driver.HostDriver(nodes=nodes, libraries=(), tools=())
+    monkeypatch.setattr(driver, "find_driver", lambda: host_driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert tier_here(Policy(tiers=tiers)) == tier
 
 
 def _with_env(scene: SmokeScene, *variables: str) -> Digest:

@@ -170,7 +170,7 @@ def test_ci_is_the_readmes_command(played: Played) -> None:
 
 def test_the_locked_image_is_built_once(played: Played) -> None:
     """build.yml builds it; proof and publication do not. The nightly run builds it, too."""
-    words = [TAG, "--locked"]
+    words = [TAG, "--locked", "--no-smoke"]
     assert played.scene.calls("torchkiln", "build") == [words, words]
     for key in (("gpu-proof.yml", "prove", ""), ("publish.yml", "publish", "")):
         assert not any("torchkiln build" in ran_line.line for ran_line in played.ran[key])

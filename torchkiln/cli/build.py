@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_NOT_OF_PROJECTS = ("engine", "load", "ahead", "smoke", "tier", "form", "dry_run")
+_NOT_OF_PROJECTS = ("engine", "load", "ahead", "tier", "form", "dry_run")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("base", "builder", "cache_from", "cache_to"),
@@ -70,14 +71,17 @@ _ONLY = {
 )
 @click.option("--plain-http", is_flag=True, help="with --ahead or --to: use http for a remote registry")
 @click.option(
-    "--smoke", is_flag=True, help="embedded: run the smoke tests in the image; exit 10 if one fails"
+    "--smoke/--no-smoke",
+    default=None,
+    envvar="TORCHKILN_SMOKE",
+    help="embedded: run the smoke tests in each image, or none; exit 10 if one fails. --smoke: it is also an"
+    " error if this host cannot run them  [default: run them if the host can]",
 )
 @click.option(
     "--tier",
     type=click.IntRange(0, 3),
-    default=0,
-    show_default=True,
-    help="with --smoke: run the checks up to this tier",
+    help="as --smoke, with the checks up to this tier  [default: tier 0; with GPUs those that the gate's"
+    " policy requires; with two GPUs also tier 2]",
 )
 @click.option("--builder", metavar="NAME", help="docker: the buildx builder")
 @click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx")
@@ -116,8 +120,8 @@ def build(
     load: bool,
     ahead: str | None,
     plain_http: bool,
-    smoke: bool,
-    tier: int,
+    smoke: bool | None,
+    tier: int | None,
     form: str,
     layer_format: LayerFormat,
     builder: str | None,
@@ -142,14 +146,17 @@ def build(
     print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
-    if tier and not smoke:
-        raise click.UsageError("--tier requires --smoke")
+    if tier is not None:
+        if smoke is False and ctx.get_parameter_source("smoke") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--tier cannot be used with --no-smoke")
+        smoke = True
     if project is not None:
         refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
         if plain_http:
             raise click.UsageError("--plain-http requires --to")
         from torchkiln.build.build import BuildOptions
         from torchkiln.cli.shared.project_build import build_and_push
+        from torchkiln.cli.shared.smoke_output import BuildSmoke
         from torchkiln.project.ready import ProjectRequest
 
         cell, locks = project_cell(chosen, project.folder, images)
@@ -160,9 +167,12 @@ def build(
             from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
 
             watch_in(WatchRequest(request, output.absolute(), options, to, as_json), locks, context)
-        result = build_and_push(request, locks, context, output.absolute(), options, to)
-        printed = result["pushed"]["reference"] if to else result["digest"]
+        tests = None if smoke is False else BuildSmoke(context, demanded=bool(smoke))
+        result, error = build_and_push(request, locks, context, output.absolute(), options, to, tests)
+        printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
         click.echo(json.dumps(result) if as_json else printed)
+        if error:
+            raise error
         return
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
@@ -175,24 +185,22 @@ def build(
 
         buildx = BuildxOptions(base=base, builder=builder, cache_from=cache_from, cache_to=cache_to)
         image_builder = DockerBuilder(context, buildx)
-    if smoke:
-        from torchkiln.cli.shared import smoke_output
-        from torchkiln.smoke.report import demand_pass
+    tests = None
+    if engine == "embedded" and smoke is not False and not dry_run:
+        from torchkiln.cli.shared.smoke_output import BuildSmoke
 
-        lines = smoke_output.SmokeLines()
-        session = smoke_output.session_of(chosen, images, lines)
+        tests = BuildSmoke(context, demanded=bool(smoke), tier=tier)
     failures: list[KilnError] = []
     for cell in cells:
         try:
             if dry_run:
                 _print_forecast(_forecast(context, cell, layer_format), as_json)
             else:
-                result, report = image_builder.build(cell), None
-                if smoke:
-                    report = smoke_output.run_checks(result, session, lines, tier, alone=len(cells) == 1)
+                result = image_builder.build(cell)
+                failed = tests.of_cell(result, cell, alone=len(cells) == 1) if tests else None
                 click.echo(json.dumps(result) if as_json else result["digest"])
-                if report:
-                    demand_pass(report)
+                if failed:
+                    raise failed
         except KilnError as error:
             if len(cells) == 1:
                 raise

@@ -43,8 +43,8 @@ def matrix() -> None:
 @click.argument("package", type=click.Choice(["torch"]), metavar="torch")
 @click.argument("version", metavar="VERSION")
 @click.option("--write", is_flag=True, help=f"write the lines into matrix.yaml and {_FACTS}")
-@click.option("--build", is_flag=True, help="also lock and build the runtime image; implies --write")
-@click.option("--smoke", is_flag=True, help="also run the checks of tier 0 in the image; implies --build")
+@click.option("--build", is_flag=True, help="also lock, build and test the runtime image; implies --write")
+@click.option("--smoke", is_flag=True, help="fail if the image cannot be tested here; implies --build")
 @mirror_option
 @matrix_option
 def add(package: str, version: str, write: bool, build: bool, smoke: bool, matrix_file: Path) -> None:

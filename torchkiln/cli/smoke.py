@@ -9,6 +9,7 @@ import click
 from torchkiln.attest.dsse import PrivateKey
 from torchkiln.attest.keys import private_key
 from torchkiln.cli.bundle import BundleTarget, make_bundle
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import (
@@ -25,12 +26,12 @@ from torchkiln.cli.shared.options import (
 from torchkiln.cli.shared.reports import ReportFiles, demand, publish, read, report_options, show
 from torchkiln.cli.shared.runtime_options import runtime_option
 from torchkiln.cli.shared.selection import CellOptions, selection_for_running
-from torchkiln.cli.shared.smoke_output import SmokeLines, session_of
+from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError
 from torchkiln.smoke.report import demand_pass
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import SmokeRequest
+from torchkiln.smoke.session import SmokeRequest, SmokeSession
 from torchkiln.smoke.suite import load_suite
 
 _NOT_OF_PROJECTS = frozenset(
@@ -195,7 +196,8 @@ def run(
         make_bundle(image, images, chosen.matrix_file, request, target)
         return
     lines = SmokeLines()
-    report = session_of(chosen, images, lines).run(image.ref, image.layout, request)
+    session = SmokeSession(images=images, matrix=lambda: chosen.grid()[0], store=open_cache(), listener=lines)
+    report = session.run(image.ref, image.layout, request)
     publish(report, files, key, printed=lines.printed)
     demand_pass(report)
 

@@ -127,6 +127,15 @@ class RootfsRuntime:
             remove_tree(folder)
 
 
+def demand_namespaces(runtime: str, folder: Path) -> None:
+    """Start a container in *folder* without a program, before a whole image is unpacked for *runtime*.
+
+    :raises ToolMissing: *runtime* is "rootfs", and this host does not allow the namespaces.
+    """
+    if runtime == "rootfs":
+        RootfsRuntime().run(folder, Program(argv=("no program",), env={}))
+
+
 def _driver_files(driver: HostDriver | None) -> dict[str, Any]:
     """The driver's files for enter.py: name and path on the host."""
     kinds = ("nodes", "libraries", "tools")

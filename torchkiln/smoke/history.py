@@ -22,7 +22,10 @@ _TYPE = "application/vnd.torchkiln.kept-run+json"  # payload type
 
 
 class KeptRunsListener(Protocol):
-    """Receives warnings about the reports of earlier runs that are kept in the cache."""
+    """Receives messages about the reports of earlier runs that are kept in the cache."""
+
+    def answered(self, report: SmokeReport) -> None:
+        """No check runs, because the kept *report* answers the request."""
 
     def unsigned_runs(self, count: int) -> None:
         """*count* records in the cache are not signed by this machine's key."""

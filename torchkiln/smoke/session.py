@@ -1,4 +1,4 @@
-"""Run the suite in an image of a layout, for the commands `smoke` and `build --smoke`.
+"""Run the suite in an image of a layout, for the commands `smoke` and `build`.
 
 If the same checks passed recently on the same image and GPUs, the report of that run is returned.
 """
@@ -16,6 +16,7 @@ from torchkiln.build.image_lock import lock_of
 from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import PARENT_LABEL
 from torchkiln.model.report import Finding, SmokeReport
@@ -23,6 +24,7 @@ from torchkiln.oci.labels import container_config, labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
 from torchkiln.runtimes.command import RuntimeSettings
+from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_env
@@ -52,9 +54,6 @@ class SmokeRequest:
 
 class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
     """Receives progress messages of a session."""
-
-    def answered(self, report: SmokeReport) -> None:
-        """No check runs, because the kept *report* answers the request."""
 
     def starts(self, request: SmokeRequest) -> None:
         """The checks start to run."""
@@ -86,6 +85,7 @@ class SmokeSession:
         if question and (report := kept.answer(question, start, days=days)):
             self.listener.answered(report)
             return report
+        demand_namespaces(request.runtime, self.store.root)
         digest = lock_digest(locked)
         facts = facts_of(
             locked, container_config(image), tag=tag, lock_digest=digest, manifest=image.manifest
@@ -135,6 +135,15 @@ class SmokeSession:
             image=image,
         )
         return chosen.ready(source, settings, self.listener)
+
+
+def tier_here(policy: Policy) -> int:
+    """The highest tier of *policy* that this host's GPUs can run; two GPUs also run tier 2."""
+    found, visible = driver.find_driver(), os.environ.get(_GPUS_OF_A_JOB)
+    gpus, highest = found.gpus if found else 0, max(policy.tiers, default=0)
+    if visible is not None:
+        gpus = min(gpus, sum(name not in ("", "-1") for name in visible.split(",")))
+    return max(highest, 2) if gpus > 1 else min(highest, gpus)
 
 
 def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:

@@ -165,7 +165,8 @@ def refuse(ctx: click.Context, names: Container[str], why: str) -> None:
     """:raises click.UsageError: one of the parameters *names* is used."""
     for parameter in ctx.command.params:
         given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if parameter.name in names and given:
+        off = ctx.params.get(parameter.name or "") is False  # such as --no-smoke
+        if parameter.name in names and given and not off:
             shown = "a TAG" if isinstance(parameter, click.Argument) else parameter.opts[0]
             raise click.UsageError(f"{shown} {why}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from torchkiln.util.sizes import size
 if TYPE_CHECKING:
     from torchkiln.cli.shared.push_to import PushTo
     from torchkiln.cli.shared.pushes import Pushes
+    from torchkiln.cli.shared.smoke_output import BuildSmoke
+    from torchkiln.errors import KilnError
     from torchkiln.project.lock import LockedProject
 
 
@@ -54,16 +57,21 @@ def build_and_push(
     layout: Path,
     options: BuildOptions,
     to: PushTo | None,
-) -> dict[str, Any]:
-    """Build the project into *layout*, push its image *to* a registry, and return what --json prints."""
+    tests: BuildSmoke | None,
+) -> tuple[dict[str, Any], KilnError | None]:
+    """Build the project into *layout*, run *tests* in its image, and push it *to* a registry if they passed.
+
+    Returns what --json prints, and the error of *tests*.
+    """
     with pushes_to(to, layout, context) as pushes:
         source, built = build_in(request, locks, context, layout, options)
         result, ref = result_of(built, source.code, context), built.built.image.ref
-        if pushes:
+        failed = tests.of_project(result, replace(source, lock=built.lock)) if tests else None
+        if pushes and not failed:
             from torchkiln.cli.shared.unproven import pushed_json  # loads slowly
 
             result["pushed"] = pushed_json(ref, pushes.push(ref))
-        return result
+        return result, failed
 
 
 def pushes_to(

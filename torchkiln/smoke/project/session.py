@@ -27,6 +27,7 @@ from torchkiln.project.settings import FILE as SETTINGS
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.project.target import applies, environment_of
 from torchkiln.runtimes.command import RuntimeSettings
+from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.history import KeptRuns, KeptRunsListener
@@ -35,7 +36,7 @@ from torchkiln.smoke.project.account import AccountPackage, ProjectAccount, acco
 from torchkiln.smoke.project.checks import CHECKS, LIMIT, PROBE, ProjectSubject
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
-from torchkiln.smoke.reuse import TIME
+from torchkiln.smoke.reuse import TIME, Question
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
@@ -110,10 +111,13 @@ def check_project(
     store: Store,
     listener: ProjectListener,
     repository: Callable[[], str],
+    *,
+    days: float | None = None,
 ) -> SmokeReport:
     """Run *checks* in the image of *project* in *layout*; return the report, and keep it in the cache.
 
     :param repository: the name under which an engine has the project's images.
+    :param days: the maximum age of a kept report of the same checks that is returned instead; None: none is.
     :raises ConfigError: there is no such image, `checks.may_lack` has an unknown name, or `checks.only` names
         the check `test` of a project without a test.
     :raises Stale: the image was built from another lock, or with another test.
@@ -125,11 +129,22 @@ def check_project(
     require_known(checks.may_lack, project.lock)
     may_lack = tuple(sorted({*project.lock.may_lack, *checks.may_lack}))
     image, account = project_image(project, layout)
+    kept, suite_of = KeptRuns(store=store, listener=listener), project_suite().digest
+    settings = RuntimeSettings(gpus=checks.gpus or "none", shm_size=checks.shm_size)
+    if days is not None:
+        question = Question(
+            image=image.manifest, suite=suite_of, runtime=checks.runtime, gpus=(), checks=frozenset(names)
+        )
+        report = kept.answer(question, start, days=days)
+        run = report.project if report else None
+        if report and run and (run.may_lack, run.gpus) == (may_lack, settings.gpus):
+            listener.answered(report)
+            return report
+    demand_namespaces(checks.runtime, store.root)
     selected = RUNTIMES[checks.runtime]
     tree, verified = verified_tree(image, store, listener, in_engine=selected.in_engine)
     records = {path: item.entry.text or "" for path, item in tree.items() if path.endswith(_RECORD)}
     source = ImageSource(ref=image.ref, layout=layout, store=store, repository=repository, image=image)
-    settings = RuntimeSettings(gpus=checks.gpus or "none", shm_size=checks.shm_size)
     inside = InsideImage(ready=selected.ready(source, settings, listener))
     listener.starts_checks(names, inside.name)
     findings = []
@@ -142,7 +157,7 @@ def check_project(
     report = SmokeReport(
         image=image.manifest,
         tag=image.ref,
-        suite=project_suite().digest,
+        suite=suite_of,
         runtime=inside.name,
         tool=__version__,
         when=start.strftime(TIME),
@@ -162,7 +177,7 @@ def check_project(
             gpus=settings.gpus or "",
         ),
     )
-    KeptRuns(store=store, listener=listener).keep(report)
+    kept.keep(report)
     return report
 
 
