@@ -14,7 +14,6 @@ if ! shopt -oq posix && [ -f /usr/share/bash-completion/bash_completion ]; then
 fi
 
 command -v vim >/dev/null || alias vim=vi # vim-tiny has only vi
-alias doctor='/opt/torchkiln/entrypoint doctor'
 
 # $USER and not \u: bash looked up the name before the account file set it.
 torchkiln_tag=$(sed -n 's/^  "tag": "\(.*\)",$/\1/p' /etc/torchkiln/image.json)

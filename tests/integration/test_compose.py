@@ -220,7 +220,8 @@ def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Jupyter: http://127.0.0.1:8888/lab" in done.stdout
-    assert volumes.stdout.split() == [f"{project}_{name}" for name in ("home", "host-keys", "workspace")]
+    expected = ("home", "host-keys", "user-home", "workspace")
+    assert volumes.stdout.split() == [f"{project}_{name}" for name in expected]
 
 
 @without_gpus

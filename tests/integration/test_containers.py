@@ -168,7 +168,7 @@ def test_a_read_only_root_is_enough(workplace: Workplace) -> None:
         container.serves()
 
 
-REFUSED = "torchkiln: if this conflicts with torch"
+REFUSED = "torchkiln: this image keeps numpy=="
 FREE = ("-e", "PIP_CONSTRAINT=", "-e", "UV_CONSTRAINT=")
 PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install", "--dry-run"]}
 
@@ -188,18 +188,58 @@ def test_tested_packages_are_not_replaced(workplace: Workplace, options: list[st
     refused = workplace.run(*options, command=command)
     assert refused.returncode != 0
     assert REFUSED in refused.stderr
-    assert "PIP_CONSTRAINT= UV_CONSTRAINT= pip install" in refused.stderr
+    assert f"PIP_CONSTRAINT= UV_CONSTRAINT= {' '.join(command[:-2])} ..." in refused.stderr
+    assert len([line for line in refused.stderr.splitlines() if "torchkiln" in line]) == 1
 
     free = workplace.run(*options, *FREE, command=command)
     assert free.returncode == 0, free.stderr
     assert "2.3.0" in free.stdout + free.stderr
 
 
+KEPT = "torchkiln: this image keeps torch==2.6.0 (/etc/torchkiln/constraints.txt), because "
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("pip install --dry-run torch==2.5.0", KEPT),
+        ("pip install --dry-run torch==2.6.0+cu118", KEPT),
+        ("pip install --dry-run torch==2.6.0+cu124", "torchkiln: this image already has torch==2.6.0+cu124"),
+        (
+            "uv pip install --dry-run torch==2.6.0+cu124",
+            "torchkiln: this image already has torch==2.6.0+cu124",
+        ),
+        ("pip install --dry-run torchvision==0.20.0", KEPT),  # it needs torch 2.5.0
+        ("uv pip install --dry-run torchvision==0.20.0", KEPT),
+        ("uv add torch==2.5.0", KEPT),
+        ("pip install --dry-run no-such-package-of-torchkiln", ""),
+        ("uv pip install --dry-run no-such-package-of-torchkiln", ""),
+        ("uv add no-such-package-of-torchkiln", ""),
+        ("pip install --dry-run torch==2.6.0 no-such-package-of-torchkiln", ""),
+    ],
+)
+def test_the_guard_speaks_only_of_its_own_refusals(
+    workplace: Workplace, shared: Path, command: str, expected: str
+) -> None:
+    """One line: what the image keeps, why, and what to do."""
+    (shared / "constraints.txt").write_text("# a comment\ntorch==2.6.0\nnumpy<3\n")
+    (shared / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\n'
+    )
+    mounted = [f"{shared}:/workspace", f"{shared / 'constraints.txt'}:/etc/torchkiln/constraints.txt:ro"]
+    options = [*outward(shared), *(word for volume in mounted for word in ("--volume", volume))]
+    ran = workplace.run(*options, command=command.split())
+    spoken = [line for line in ran.stderr.splitlines() if "torchkiln:" in line]
+
+    assert ran.returncode != 0
+    assert [line[: len(expected)] for line in spoken] == ([expected] if expected else []), ran.stderr
+
+
 @nightly
 def test_the_advice_does_not_change_the_image(workplace: Workplace, options: list[str]) -> None:
     """The other version is installed in a separate environment; the image's environment does not change."""
     advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
-    assert f"{advice} ...\n" in (ROOTFS / "opt/torchkiln/guard").read_text()
+    assert f"{advice} ...;" in (ROOTFS / "opt/torchkiln/guard").read_text()
     other = f"{advice} -q numpy==2.3.0"
     shown = "-c 'import numpy; print(numpy.__version__)'"
     ran = workplace.run(

@@ -172,10 +172,10 @@ def test_a_terminal_is_a_bash(container: Container) -> None:
     screen = ""
     with connect(url, additional_headers=headers, proxy=None, open_timeout=300) as socket:
         socket.send(json.dumps(["stdin", "echo $0-$((40 + 2)) $USER\r"]))
-        while "-42 root" not in screen:
+        while "-42 user" not in screen:
             kind, *more = json.loads(socket.recv(timeout=300))
             screen += more[0] if kind == "stdout" else ""
-    assert "bash-42 root" in screen
+    assert "bash-42 user" in screen
 
 
 def as_a_browser(address: str) -> dict[str, str]:

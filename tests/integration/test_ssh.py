@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from tests.clients import READY, Client, sessions
 from tests.engine.place import shared
 from tests.engine.registry import free_port
-from tests.workplace import Workplace, key
+from tests.workplace import TAG, Workplace, key
 
 __all__ = ["shared"]
 
@@ -68,6 +69,34 @@ def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
     assert client.ssh("echo ${LINES-none}").stdout == "none\n"
 
 
+@pytest.mark.parametrize("locale", ["de_DE.UTF-8", "UTF-8"])
+def test_the_clients_locale_is_harmless(client: Client, locale: str) -> None:
+    """The image does not have the locales that clients send. UTF-8 is the LC_CTYPE of macOS."""
+    names = ("LC_ALL", "LC_CTYPE", "LC_TIME", "LC_NUMERIC", "LANG")
+    argv = ["ssh", *client.options(SendEnv="LANG LC_*"), "root@127.0.0.1"]
+    code = 'import locale; print(locale.setlocale(locale.LC_ALL, ""))'
+    done = subprocess.run(
+        [*argv, f"perl -e 'print 1'; python -c '{code}'"],
+        env=os.environ | dict.fromkeys(names, locale),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("1C.UTF-8\n", "")
+
+
+def test_the_containers_locale_is_kept(workplace: Workplace, tmp_path: Path) -> None:
+    """It selects the language of messages."""
+    private, public = key(tmp_path)
+    options = ("-e", "LC_ALL=zh_CN.UTF-8", "-e", f"SSH_PUBLIC_KEY={public}")
+    with workplace.started("--publish", "127.0.0.1::22", *options) as container:
+        container.says(READY)
+        found = Client(container=container, key=private).ssh("doctor")
+
+    assert "镜像" in found.stdout
+
+
 def test_other_users_cannot_read_the_variables_of_sessions(client: Client) -> None:
     """Variables contain secrets such as HF_TOKEN."""
     readable = "find / -xdev -type f -readable -newer /etc/hostname 2>/dev/null | xargs grep -lF 'and $more'"
@@ -75,6 +104,24 @@ def test_other_users_cannot_read_the_variables_of_sessions(client: Client) -> No
 
     assert found == []
     assert client.ssh(f"{readable} || true").stdout.split() == ["/run/torchkiln/sshd_config"]
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_doctor_is_a_command(client: Client, user: str) -> None:
+    over_ssh = client.ssh("doctor --json", user=user)
+    by_exec = client.container.docker("exec", client.container.name, "doctor", "--json", check=False)
+
+    assert json.loads(over_ssh.stdout)["image"] == TAG
+    assert json.loads(by_exec.stdout)["image"] == TAG
+
+
+def test_help_is_a_command(client: Client) -> None:
+    """In bash, `help` is bash's own; `env help` is the image's."""
+    help_of_image = client.container.inside("help")
+
+    assert "JUPYTER_TOKEN" in help_of_image
+    assert client.ssh("env help").stdout == help_of_image
+    assert client.ssh("help cd").stdout.startswith("cd: cd ")
 
 
 def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> None:
@@ -191,6 +238,30 @@ def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Pa
         got_in = {user for user in ("root", "user") if found.ssh("true", user=user).returncode == 0}
 
     assert got_in == lets_in.get(place, {"user"})
+
+
+def test_the_names_of_providers(workplace: Workplace, tmp_path: Path) -> None:
+    """Hosts of rented GPUs set PUBLIC_KEY and JUPYTER_PASSWORD. The log names a variable that is not read."""
+    private, public = key(tmp_path)
+    environment = {
+        "PUBLIC_KEY": public,
+        "SSH_PUBLIC_KEYS": public,
+        "JUPYTER_PASSWORD": "not-for-any-log-0123456789",
+        "JUPYTER_TOKN": "x",
+    }
+    variables = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
+    with workplace.started("--publish", "127.0.0.1::22", *variables) as container:
+        container.says(READY)
+        shown = "echo ${PUBLIC_KEY-none} ${JUPYTER_PASSWORD-none}"
+        done = Client(container=container, key=private).ssh(shown, user="user")
+        container.serves()
+        servers, log = container.inside("jupyter", "server", "list"), container.logs()
+
+    assert done.stdout == "none none\n"
+    assert f"token={environment['JUPYTER_PASSWORD']}" in servers
+    assert environment["JUPYTER_PASSWORD"] not in log
+    for name, meant in (("SSH_PUBLIC_KEYS", "SSH_PUBLIC_KEY"), ("JUPYTER_TOKN", "JUPYTER_TOKEN")):
+        assert f"{name} is not a setting of this image, and was ignored: did you mean {meant}?" in log
 
 
 def test_invalid_keys(workplace: Workplace, tmp_path: Path) -> None:

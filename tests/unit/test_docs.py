@@ -315,3 +315,10 @@ def test_a_stale_page_is_named_and_updated(
     assert fresh.stat().st_ino == before
     monkeypatch.setattr("sys.argv", ["readme.py", "--check"])
     assert readme.main() == 0
+
+
+def test_the_readmes_matrix_has_the_programs_of_the_published_ports() -> None:
+    """Every image exposes the ports of JupyterLab and TensorBoard."""
+    for page in ("README.md", "README.zh-CN.md"):
+        (packages,) = re.findall(r"^packages: \[(.*)\]$", (ROOT / page).read_text(), re.MULTILINE)
+        assert {"jupyterlab", "tensorboard"} <= set(packages.split(", ")), page

@@ -11,12 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workplace import settings
-from workplace.settings import SWITCHES, BadSettings, Jupyter, Settings, Ssh, TensorBoard, read
+from workplace.settings import SWITCHES, BadSettings, Jupyter, Settings, Ssh, TensorBoard, read, unread
 
 TOKEN = "0123456789-of-our-own"
 PRINTED = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 BAD = {
     "JUPYTER": "perhaps",
+    "JUPYTER_USER": "anna",
     "JUPYTER_TOKEN": "short",
     "JUPYTER_ALLOW_WEAK_TOKEN": "ja",
     "JUPYTER_PORT": "http",
@@ -93,10 +94,12 @@ def test_an_empty_environment_starts_jupyter_and_ssh() -> None:
 def test_every_variable_is_used() -> None:
     value = {
         "JUPYTER_TOKEN": TOKEN,
+        "JUPYTER_USER": "root",
         "JUPYTER_PORT": "9999",
         "JUPYTER_BASE_URL": "/lab/anna",
         "JUPYTER_ALLOW_ORIGIN": "https://lab.example",
         "SSH_PUBLIC_KEY": "\nssh-ed25519 AAAA\n",
+        "PUBLIC_KEY": "ssh-ed25519 BBBB\n",
         "SSH_PORT": "2022",
         "SSH_HOST_KEYS": "/keys",
         "TENSORBOARD_LOGDIR": "/workspace/runs",
@@ -106,8 +109,12 @@ def test_every_variable_is_used() -> None:
         "TORCHKILN_ANY_GPU": "yes",
     }
     assert read(value, root=True) == Settings(
-        jupyter=Jupyter(token=TOKEN, port=9999, base_url="/lab/anna/", origin="https://lab.example"),
-        ssh=Ssh(keys="ssh-ed25519 AAAA", ports=(2022,), host_keys=Path("/keys")),
+        jupyter=Jupyter(
+            token=TOKEN, port=9999, base_url="/lab/anna/", origin="https://lab.example", as_root=True
+        ),
+        ssh=Ssh(
+            keys="ssh-ed25519 AAAA", ports=(2022,), host_keys=Path("/keys"), other_keys="ssh-ed25519 BBBB"
+        ),
         tensorboard=TensorBoard(logdir="/workspace/runs", port=7007),
         sudo=True,
         restart=False,
@@ -233,6 +240,43 @@ def test_a_refused_token_is_not_shown(token: str, shuffled: list[str]) -> None:
 @given(st.text(), st.characters(exclude_characters=PRINTED), st.text())
 def test_a_refused_token_with_an_invalid_letter_is_not_shown(before: str, letter: str, after: str) -> None:
     assert faults(JUPYTER_TOKEN=before + letter + after) == faults(JUPYTER_TOKEN="two words")
+
+
+def test_the_password_of_providers_is_a_token() -> None:
+    """It has the same rules, and comes after JUPYTER_TOKEN."""
+    assert jupyter(JUPYTER_PASSWORD=TOKEN).token == TOKEN
+    assert jupyter(JUPYTER_PASSWORD=TOKEN[::-1], JUPYTER_TOKEN=TOKEN).token == TOKEN
+    assert named(faults(JUPYTER_PASSWORD="short")) == ["JUPYTER_PASSWORD"]
+    assert "short" not in faults(JUPYTER_PASSWORD="short")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SSH_PUBLIC_KEYS", "SSH_PUBLIC_KEY"),
+        ("SSH_KEY", "SSH_PUBLIC_KEY"),
+        ("ssh_public_key", "SSH_PUBLIC_KEY"),
+        ("JUPYTER_TOKN", "JUPYTER_TOKEN"),
+        ("JUPYTER_PASSWD", "JUPYTER_PASSWORD"),
+        ("TENSORBOARD_LOG_DIR", "TENSORBOARD_LOGDIR"),
+        ("PIP_CONSTRAINTS", "PIP_CONSTRAINT"),
+    ],
+)
+def test_a_variable_that_looks_meant_is_named(name: str, meant: str) -> None:
+    (text,) = unread({name: "secret", meant: "secret"})
+
+    assert text.startswith(f"{name} is not a setting")
+    assert f"{meant}?" in text
+    assert "secret" not in text
+
+
+def test_other_variables_are_not_named() -> None:
+    """Those of the image, of Jupyter, of SSH sessions, of Kubernetes, of pip, and all that are read."""
+    others = "PATH LANG TZ VIRTUAL_ENV JUPYTER_PATH JUPYTER_CONFIG_DIR JUPYTER_PREFER_ENV_PATH SSH_AUTH_SOCK"
+    pod = "JUPYTER_PORT_8888_TCP JUPYTER_SERVICE_PORT SSH_CLIENT SSH_TTY HOSTNAME PIP_ROOT_USER_ACTION"
+    names = [*others.split(), *pod.split(), *(name for name, _ in switches())]
+
+    assert unread(dict.fromkeys(names, "value")) == ()
 
 
 def test_a_token_in_a_file(tmp_path: Path) -> None:

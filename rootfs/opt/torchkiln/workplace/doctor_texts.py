@@ -96,7 +96,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "nccl.shared-memory": ("shared memory", "共享内存"),
     "nccl.sockets": ("sockets over {cards}", "经 {cards} 的套接字"),
     "nccl.none": ("no transport available", "没有可用的传输方式"),
-    "nccl.do": ("see /dev/shm above", "见上面的 /dev/shm"),
+    "nccl.do": (
+        "processes on several GPUs cannot exchange data: make /dev/shm larger (above)",
+        "多个 GPU 的进程无法交换数据：请增大 /dev/shm（见上）",
+    ),
     "nccl": ("transports: {transports}", "传输方式：{transports}"),
     "cudnn.missing": (
         "version {version} expected, but there is no libcudnn.so in /opt/venv",
@@ -110,8 +113,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "torch.changed": ("{name} {found} instead of {version}", "{name} {found}（应为 {version}）"),
     "torch.differs": ("changed since the image was built: {changes}", "与镜像构建时不同：{changes}"),
     "torch.do": (
-        "pip install -r /etc/torchkiln/constraints.txt",
-        "执行 pip install -r /etc/torchkiln/constraints.txt",
+        "to restore it: pip install -r /etc/torchkiln/constraints.txt",
+        "恢复原来的版本：pip install -r /etc/torchkiln/constraints.txt",
     ),
     "torch.guarded": (
         "{version} and its libraries as built; kept by PIP_CONSTRAINT",
@@ -135,8 +138,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "user.no-home": ("not set", "未设置"),
     "user.unknown": ("uid {uid} has no name, home is {home}", "uid {uid} 没有用户名，主目录是 {home}"),
     "user.do": (
-        "run the command through the entrypoint: /opt/torchkiln/entrypoint COMMAND",
-        "通过 entrypoint 执行命令：/opt/torchkiln/entrypoint COMMAND",
+        "programs that need a name or a home: run them with /opt/torchkiln/entrypoint COMMAND",
+        "需要用户名或主目录的程序：用 /opt/torchkiln/entrypoint COMMAND 执行",
     ),
     "user": ("{name}, uid {uid}, home {home}", "{name}，uid {uid}，主目录 {home}"),
     "services.none": ("none: this container runs a command", "没有：此容器运行的是一条命令"),

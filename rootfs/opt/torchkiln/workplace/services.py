@@ -10,10 +10,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from workplace import health, report, ssh
+from workplace import health, ownership, report, ssh
 from workplace.image import Image
 from workplace.messages import message
-from workplace.settings import Jupyter, Settings, TensorBoard, runtime_folder
+from workplace.ownership import Account
+from workplace.settings import Jupyter, Settings, TensorBoard, runtime_folder, unread
 from workplace.supervision import Service, supervise
 
 VENV = "/opt/venv/bin"
@@ -32,19 +33,24 @@ def run(settings: Settings, image: Image) -> int:
     except OSError as error:
         report.say(message("start.folder", folder=error.filename, error=error.strerror))
         return 1
+    workspace = os.getcwd()
+    owner = ownership.settle(workspace, folder) if os.getuid() == 0 else None
+    environ = os.environ | (owner.environ if owner else {})
     services = []
     lines = [message("start.image", tag=image.tag, torch=image.torch, python=image.python)]
     if settings.jupyter:
-        lab, line = jupyter(settings.jupyter, os.environ)
+        lab, line = jupyter(settings.jupyter, environ, owner)
         services.append(lab)
         lines.append(line)
+        lines += _jupyters_user(settings.jupyter, workspace, owner)
     else:
         lines.append(message("jupyter.off"))
-    sshd, more = _ssh(settings, folder)
+    lines += [message("warning", text=text) for text in unread(environ)]
+    sshd, more = _ssh(settings, folder, environ)
     services += [sshd] if sshd else []
     lines += more
     if settings.tensorboard:
-        services.append(tensorboard(settings.tensorboard, os.environ))
+        services.append(tensorboard(settings.tensorboard, environ))
         lines.append(message("tensorboard", port=settings.tensorboard.port))
     if fault := _conflict(settings, sshd is not None):
         report.say(fault, message("start.nothing"))
@@ -56,11 +62,16 @@ def run(settings: Settings, image: Image) -> int:
     report.say(*lines)
     # In a thread: a driver can take a minute to answer, and no service needs its answer.
     threading.Thread(target=report.machine, args=(image,), daemon=True).start()
+    if owner:
+        threading.Thread(target=_share, args=(workspace, owner), daemon=True).start()
     return supervise(services, restart=settings.restart, say=report.say)
 
 
-def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str]:
-    """JupyterLab on all addresses, and the log line with its URL."""
+def jupyter(
+    settings: Jupyter, environ: Mapping[str, str], owner: Account | None = None
+) -> tuple[Service, str]:
+    """JupyterLab on all addresses, and the log line with its URL. It runs as *owner* unless set otherwise."""
+    owner = None if settings.as_root else owner
     generated = settings.token is None
     token = secrets.token_hex(24) if settings.token is None else settings.token
     command = [
@@ -75,10 +86,13 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
         "--ServerApp.trust_xheaders=True",  # a reverse proxy sends the client's address and scheme
         *([f"--ServerApp.allow_origin={settings.origin}"] if settings.origin else []),
         *([] if token else ["--IdentityProvider.token="]),
-        *(["--allow-root"] if os.getuid() == 0 else []),
+        *(["--allow-root"] if os.getuid() == 0 and owner is None else []),
     ]
     # The token is passed in the environment: arguments are visible in the process list.
     variables = {**environ, "JUPYTER_TOKEN": token, "SHELL": "/bin/bash"}
+    if owner:
+        variables |= ownership.environ_of(owner)
+        command = [*ownership.AS_USER, *command]
     # The user knows a token that they set, so it is not written to the log.
     login = "jupyter" if generated else "jupyter.own-token"
     if not token:
@@ -90,9 +104,28 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
             environ=variables,
             port=settings.port,
             path=f"{settings.base_url}api",  # returns Jupyter's version without a token
+            ids=(owner.uid, owner.gid) if owner else None,
         ),
         message(login, url=settings.url(token if generated else "")),
     )
+
+
+def _jupyters_user(settings: Jupyter, workspace: str, owner: Account | None) -> list[str]:
+    """The log line about the user of JupyterLab; none in a container that does not run as root."""
+    if os.getuid() != 0:
+        return []
+    if owner is None:
+        return [message("jupyter.root", folder=workspace)]
+    if settings.as_root:
+        return []
+    ownership.show_servers_to_root(owner)
+    return [message("jupyter.user", uid=owner.uid, folder=workspace)]
+
+
+def _share(workspace: str, owner: Account) -> None:
+    """Let `user` edit what root creates, and log a folder in which it cannot."""
+    if folder := ownership.share(workspace, owner.uid):
+        report.say(message("warning", text=message("ownership.root", folder=folder)))
 
 
 def tensorboard(settings: TensorBoard, environ: Mapping[str, str]) -> Service:
@@ -107,17 +140,17 @@ def tensorboard(settings: TensorBoard, environ: Mapping[str, str]) -> Service:
     )
 
 
-def _ssh(settings: Settings, folder: Path) -> tuple[Service | None, list[str]]:
+def _ssh(settings: Settings, folder: Path, environ: Mapping[str, str]) -> tuple[Service | None, list[str]]:
     """sshd if there is a public key, and its log lines."""
     if settings.ssh is None:
         return None, [message("ssh.off")]
     try:
-        prepared = ssh.prepare(settings.ssh, os.environ, folder)
+        prepared = ssh.prepare(settings.ssh, environ, folder)
     except ssh.NoSsh as why:
         return None, [message("ssh.off-because", why=why)]
     port, ports = settings.ssh.ports[0], message("ssh.and").join(map(str, settings.ssh.ports))
     logins = message("ssh.or").join(f"{name}@HOST" for name in reversed(prepared.users))
-    service = Service(name="sshd", command=prepared.command, environ=os.environ, port=port, path=None)
+    service = Service(name="sshd", command=prepared.command, environ=environ, port=port, path=None)
     line = message("ssh", ports=ports, logins=logins, fingerprint=prepared.fingerprint)
     return service, [line, *(message("ssh.note", note=note) for note in prepared.notes)]
 

@@ -9,8 +9,14 @@ from collections.abc import Mapping
 _NOT_SHARED = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME"),
-        *("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE", "SSH_PUBLIC_KEY"),
+        *("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE", "JUPYTER_PASSWORD", "SSH_PUBLIC_KEY", "PUBLIC_KEY"),
     }
+)
+# Debian's sshd_config accepts LC_* of clients. The image does not have their locales: programs warn or fail.
+# A SetEnv is stronger; libc treats an empty value as none.
+_OF_CLIENTS = (
+    *("LANG", "LC_ALL", "LC_ADDRESS", "LC_COLLATE", "LC_CTYPE", "LC_IDENTIFICATION", "LC_MEASUREMENT"),
+    *("LC_MESSAGES", "LC_MONETARY", "LC_NAME", "LC_NUMERIC", "LC_PAPER", "LC_TELEPHONE", "LC_TIME"),
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -24,6 +30,11 @@ def shared(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]
     }
     broken = tuple(name for name, value in variables.items() if "\n" in value or "\r" in value)
     return {name: value for name, value in variables.items() if name not in broken}, broken
+
+
+def without_clients_locale(variables: Mapping[str, str]) -> dict[str, str]:
+    """*variables*, and an empty value for each category of locales that they do not set."""
+    return dict.fromkeys(_OF_CLIENTS, "") | dict(variables)
 
 
 def set_env(variables: Mapping[str, str]) -> str:

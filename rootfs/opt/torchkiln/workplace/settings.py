@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +18,9 @@ MIN_DIFFERENT = 8  # different characters
 # (name, default); `help` prints it with a meaning, docs/image.md shows it.
 SWITCHES = (
     ("JUPYTER", "on"),
+    ("JUPYTER_USER", "user"),
     ("JUPYTER_TOKEN", "generated"),
+    ("JUPYTER_PASSWORD", ""),
     ("JUPYTER_TOKEN_FILE", ""),
     ("JUPYTER_ALLOW_WEAK_TOKEN", "no"),
     ("JUPYTER_PORT", "8888"),
@@ -25,6 +28,7 @@ SWITCHES = (
     ("JUPYTER_ALLOW_ORIGIN", ""),
     ("SSH", "on"),
     ("SSH_PUBLIC_KEY", ""),
+    ("PUBLIC_KEY", ""),
     ("SSH_PORT", "22"),
     ("SSH_HOST_KEYS", "/etc/ssh/host_keys"),
     ("TENSORBOARD_LOGDIR", ""),
@@ -48,6 +52,14 @@ _WORDS = {
     "off": False,
     "0": False,
 }
+# Names that other images read, which are too different for `unread` to recognize.
+_MEANT = {
+    **dict.fromkeys(
+        ("SSH_KEY", "SSH_KEYS", "SSH_PUBKEY", "SSH_AUTHORIZED_KEYS", "AUTHORIZED_KEYS"), "SSH_PUBLIC_KEY"
+    ),
+    **dict.fromkeys(("NOTEBOOK_TOKEN", "JUPYTER_PASS"), "JUPYTER_TOKEN"),
+}
+_ALIKE = 0.85  # of difflib: JUPYTER_TOKN is alike, but not JUPYTER_PATH, Jupyter's own, like JUPYTER_PORT
 _ANY_GPU = "TORCHKILN_ANY_GPU"
 _PATH = re.compile(r"/(?:[A-Za-z0-9._~@-]+/)*[A-Za-z0-9._~@-]*")
 
@@ -60,6 +72,18 @@ def switches() -> tuple[tuple[str, str, str], ...]:
         meaning = message(f"setting.{name}", least=MIN_TOKEN)
         rows.append((name, message(f"default.{name}") if in_words else default, meaning))
     return tuple(rows)
+
+
+def unread(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A message about each variable that looks meant for this image, but that nothing reads."""
+    known = {name for names, _ in SWITCHES for name in names.split(", ")}
+    long = [name for name in known if len(name) > len("JUPYTER")]  # SSH and TZ are like too much
+    found = []
+    for name in sorted(environ.keys() - known):
+        alike = get_close_matches(name.upper(), long, n=1, cutoff=_ALIKE)
+        if meant := _MEANT.get(name.upper()) or "".join(alike):
+            found.append(message("settings.unread", name=name, meant=meant))
+    return tuple(found)
 
 
 class BadSettings(Exception):
@@ -78,6 +102,7 @@ class Jupyter:
     port: int
     base_url: str  # begins and ends in a slash
     origin: str
+    as_root: bool = False  # although `user` owns the folder
 
     def url(self, token: str) -> str:
         """The URL for a browser on the same machine."""
@@ -92,6 +117,7 @@ class Ssh:
     keys: str
     ports: tuple[int, ...]
     host_keys: Path
+    other_keys: str = ""  # of PUBLIC_KEY, which providers of GPUs set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,11 +203,15 @@ def _jupyter(reader: _Reader) -> Jupyter:
     base = reader.text("JUPYTER_BASE_URL", "/")
     if not _PATH.fullmatch(base):
         reader.faults.append(message("settings.path", value=base[:80]))
+    name = reader.text("JUPYTER_USER", "user")
+    if name not in ("user", "root"):
+        reader.faults.append(message("settings.user", value=name[:40]))
     return Jupyter(
         token=_token(reader),
         port=reader.port("JUPYTER_PORT", 8888),
         base_url=base if base.endswith("/") else f"{base}/",
         origin=reader.text("JUPYTER_ALLOW_ORIGIN"),
+        as_root=name == "root",
     )
 
 
@@ -189,6 +219,8 @@ def _token(reader: _Reader) -> str | None:
     """The user's token, or None. Messages never contain it."""
     weak = reader.switch("JUPYTER_ALLOW_WEAK_TOKEN", False)
     name, token = "JUPYTER_TOKEN", reader.environ.get("JUPYTER_TOKEN")
+    if token is None:
+        name, token = "JUPYTER_PASSWORD", reader.environ.get("JUPYTER_PASSWORD")
     if token is None and (place := reader.environ.get("JUPYTER_TOKEN_FILE")):
         name = "JUPYTER_TOKEN_FILE"
         try:
@@ -223,6 +255,7 @@ def _ssh(reader: _Reader, root: bool) -> Ssh:
         ports = (2222, 22) if _lowest_port() <= 22 else (2222,)
     return Ssh(
         keys=reader.text("SSH_PUBLIC_KEY").strip(),
+        other_keys=reader.text("PUBLIC_KEY").strip(),
         ports=ports,
         host_keys=Path(reader.text("SSH_HOST_KEYS", "/etc/ssh/host_keys")),
     )

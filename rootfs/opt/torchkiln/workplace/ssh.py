@@ -97,7 +97,7 @@ def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[st
 
     Files are copied: mounted files have any owner and mode, and sshd ignores those silently.
     """
-    sources = [("SSH_PUBLIC_KEY", settings.keys)]
+    sources = [("SSH_PUBLIC_KEY", settings.keys), ("PUBLIC_KEY", settings.other_keys)]
     for path in (MOUNTED, Path(account.pw_dir, ".ssh/authorized_keys")):
         try:
             sources.append((str(path), path.read_text("utf-8", "replace")))
@@ -198,7 +198,7 @@ def _configuration(settings: Ssh, allowed: Path, host_keys: list[Path], variable
         *(["StrictModes no"] if os.getuid() else []),
         "Include /etc/ssh/sshd_config",
     ]
-    return session.set_env(variables) + "\n".join(lines) + "\n"
+    return session.set_env(session.without_clients_locale(variables)) + "\n".join(lines) + "\n"
 
 
 def _fingerprint(key: Path) -> str:

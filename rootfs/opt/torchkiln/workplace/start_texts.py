@@ -58,8 +58,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     # services
     "start.image": ("{tag}: torch {torch}, Python {python}", "{tag}：torch {torch}，Python {python}"),
     "start.folder": (
-        "{folder}: {error}; mount a tmpfs (--tmpfs /run --tmpfs /tmp:exec)",
-        "{folder}：{error}；请挂载 tmpfs（--tmpfs /run --tmpfs /tmp:exec）",
+        "cannot write to {folder}: {error}; with --read-only, add --tmpfs /run --tmpfs /tmp:exec",
+        "不能写入 {folder}：{error}；使用 --read-only 时，请加上 --tmpfs /run --tmpfs /tmp:exec",
     ),
     "start.not-private": (
         "owned by another user, or writable by other users",
@@ -67,8 +67,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "start.nothing": ("nothing was started", "没有启动任何程序"),
     "start.no-service": (
-        "no service to run: pass a command, or an SSH key (SSH_PUBLIC_KEY)",
-        "没有可运行的服务：请给出命令，或 SSH 公钥（SSH_PUBLIC_KEY）",
+        "no service to run: JupyterLab and SSH are off (above). Give a command (docker run IMAGE bash), or a"
+        " public key (SSH_PUBLIC_KEY)",
+        "没有可运行的服务：JupyterLab 和 SSH 都未启用（见上）。请给出命令（docker run IMAGE bash），"
+        "或公钥（SSH_PUBLIC_KEY）",
     ),
     "start.same-port": (
         "{one} and {other} are both {port}: address already in use; set one of them to another port",
@@ -77,12 +79,28 @@ TEXTS: dict[str, tuple[str, str]] = {
     "jupyter.off": ("Jupyter: off", "Jupyter：未启用"),
     "jupyter": ("Jupyter: {url}", "Jupyter：{url}"),
     "jupyter.own-token": (
-        "Jupyter: {url}  (log in with your JUPYTER_TOKEN)",
-        "Jupyter：{url}  （用您的 JUPYTER_TOKEN 登录）",
+        "Jupyter: {url}  (log in with the token that you set)",
+        "Jupyter：{url}  （用您设置的令牌登录）",
     ),
     "jupyter.no-login": (
         "Jupyter: {url}  (no login: anyone who can reach this port can run programs here)",
         "Jupyter：{url}  （不需要登录：能访问这个端口的人都可以在这里运行程序）",
+    ),
+    "jupyter.user": (
+        "JupyterLab runs as `user`, uid {uid}, which owns {folder} (JUPYTER_USER=root: as root)",
+        "JupyterLab 以 `user`（uid {uid}，{folder} 的所有者）运行（JUPYTER_USER=root：以 root 运行）",
+    ),
+    "jupyter.root": (
+        "JupyterLab runs as root, because `user` does not own {folder}: its new files belong to root. To run"
+        " it as `user`, give it the mounted folder on the host: chown -R 1000:1000 ./workspace",
+        "JupyterLab 以 root 运行，因为 {folder} 不属于 `user`：新文件属于 root。如需以 `user` 运行，"
+        "请在主机上把挂载的文件夹交给它：chown -R 1000:1000 ./workspace",
+    ),
+    "ownership.root": (
+        "{folder} belongs to root: `user` cannot change files in it. To change this: docker exec CONTAINER"
+        " chown -R user: {folder}",
+        "{folder} 属于 root：`user` 不能修改其中的文件。如需改变：docker exec CONTAINER"
+        " chown -R user: {folder}",
     ),
     "tensorboard": ("TensorBoard: port {port}, no login", "TensorBoard：端口 {port}，不需要登录"),
     "ssh.off": ("SSH: off", "SSH：未启用"),
@@ -105,8 +123,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "含有换行的变量不会传入 SSH 会话：{names}",
     ),
     "ssh.no-name": (
-        "uid {uid} has no name: start the services through the entrypoint",
-        "uid {uid} 没有用户名：请通过 entrypoint 启动服务",
+        "uid {uid} has no user name: start the services with /opt/torchkiln/entrypoint",
+        "uid {uid} 没有用户名：请用 /opt/torchkiln/entrypoint 启动服务",
     ),
     "ssh.private": (
         "{where}: this is a private key; keep it secret, and use its .pub file",
@@ -154,6 +172,14 @@ TEXTS: dict[str, tuple[str, str]] = {
         "TORCHKILN_SUDO：只有以 root 运行的容器才能使用：请去掉 --user",
     ),
     "settings.switch": ("{name}={value!r}: must be yes or no", "{name}={value!r}：必须是 yes 或 no"),
+    "settings.unread": (
+        "{name} is not a setting of this image, and was ignored: did you mean {meant}?",
+        "{name} 不是此镜像的设置，已被忽略：是不是 {meant}？",
+    ),
+    "settings.user": (
+        "JUPYTER_USER={value!r}: must be user or root",
+        "JUPYTER_USER={value!r}：必须是 user 或 root",
+    ),
     "settings.port": (
         "{name}={value!r}: a port is a number from 1 to 65535",
         "{name}={value!r}：端口是 1 到 65535 的整数",
@@ -177,9 +203,17 @@ TEXTS: dict[str, tuple[str, str]] = {
         "-e JUPYTER_ALLOW_WEAK_TOKEN=yes",
     ),
     "setting.JUPYTER": ("off: no JupyterLab", "off：不启动 JupyterLab"),
+    "setting.JUPYTER_USER": (
+        "root: JupyterLab runs as root, although `user` owns the folder",
+        "root：即使文件夹属于 `user`，JupyterLab 也以 root 运行",
+    ),
     "setting.JUPYTER_TOKEN": (
         "the login token, at least {least} characters",
         "登录令牌，至少 {least} 个字符",
+    ),
+    "setting.JUPYTER_PASSWORD": (
+        "another name of JUPYTER_TOKEN, with the same rules",
+        "JUPYTER_TOKEN 的另一个名字，规则相同",
     ),
     "setting.JUPYTER_TOKEN_FILE": (
         "a file that contains the token, such as a mounted secret",
@@ -197,8 +231,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "setting.SSH": ("off: no SSH, even if there are keys", "off：即使有公钥也不启动 SSH"),
     "setting.SSH_PUBLIC_KEY": (
-        "public keys that may log in, one per line; without a key SSH is off",
-        "允许登录的公钥，每行一个；没有公钥就不启动 SSH",
+        "public keys that may log in, one per line (as in id_ed25519.pub); without a key SSH is off",
+        "允许登录的公钥，每行一个（id_ed25519.pub 的内容）；没有公钥就不启动 SSH",
+    ),
+    "setting.PUBLIC_KEY": (
+        "another name of SSH_PUBLIC_KEY; with both, the keys of both may log in",
+        "SSH_PUBLIC_KEY 的另一个名字；两者都设置时，两者的公钥都可以登录",
     ),
     "setting.SSH_PORT": (
         "port of sshd; 2222 in a container that does not run as root",
@@ -209,8 +247,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "主机密钥的文件夹：在此挂载卷即可保留",
     ),
     "setting.TENSORBOARD_LOGDIR": (
-        "start TensorBoard for this folder, without a login",
-        "为此文件夹启动 TensorBoard，不需要登录",
+        "a folder of logs, such as /workspace/runs: starts TensorBoard for it, without a login",
+        "日志文件夹，例如 /workspace/runs：为它启动 TensorBoard，不需要登录",
     ),
     "setting.TENSORBOARD_PORT": ("port of TensorBoard", "TensorBoard 的端口"),
     "setting.TORCHKILN_SUDO": (
@@ -222,8 +260,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "no：任一服务退出时容器随之退出",
     ),
     "setting.TORCHKILN_ANY_GPU": (
-        "yes: start where the image has no device code for any GPU",
-        "yes：镜像没有本机 GPU 的设备代码时也启动",
+        "yes: start an image for some GPUs, although it runs on no GPU of this host",
+        "yes：只适用于部分 GPU 的镜像，即使不能在本机的 GPU 上运行也启动",
     ),
     "setting.PIP_CONSTRAINT, UV_CONSTRAINT": (
         "set them empty to let pip and uv replace torch",
@@ -242,8 +280,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "apt 没有软件包列表：请先执行 apt-get update",
     ),
     "greeting.more": (
-        "More: run `doctor` or `/opt/torchkiln/entrypoint help`",
-        "更多信息：执行 `doctor` 或 `/opt/torchkiln/entrypoint help`",
+        "More: `doctor` checks this machine, `nvidia-smi` shows the GPUs, `env help` explains this image",
+        "更多信息：`doctor` 检查本机，`nvidia-smi` 显示 GPU，`env help` 说明此镜像",
     ),
     # help
     "help.head": (
@@ -282,23 +320,37 @@ Start:
 Ports    8888 JupyterLab, 22 SSH, 6006 TensorBoard
 Work     in /workspace; --shm-size=8g for DataLoader workers and NCCL
 Keys     SSH_PUBLIC_KEY, the file /etc/ssh/authorized_keys, or ~/.ssh/authorized_keys. Accounts: root and
-         `user` (uid 1000); in a container that does not run as root, the user that it runs as.
-Python   /opt/venv. pip and uv install there, or into your user site if you cannot write to it.
+         `user`; in a container that does not run as root, only `user`.
+Users    `user` has the uid of the owner of /workspace, and JupyterLab runs as `user`. docker exec enters as
+         root. With -e TORCHKILN_SUDO=yes, sudo works for `user`.
+GPUs     nvidia-smi -l in a terminal (JupyterLab: Launcher > Terminal), !nvidia-smi in a notebook
+Python   /opt/venv. As root, pip and uv install there. As `user`, pip installs into ~/.local, and uv needs
+         an environment of its own (uv venv).
          /etc/torchkiln/constraints.txt keeps the versions of torch and its CUDA libraries.
 Recipes  cd /opt/torchkiln/examples && python -m recipes.train --help
-Boards   tensorboard --logdir runs --bind_all; it listens only on 127.0.0.1 without --bind_all
+Boards   -e TENSORBOARD_LOGDIR=/workspace/runs starts TensorBoard. By hand: tensorboard --logdir runs
+         --bind_all; without --bind_all only programs in the container reach it.
 apt      run apt-get update first: the image has no package lists.
-exec     with a uid that has no name: docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND""",
+exec     In a container with --user: docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND, which gives
+         COMMAND a user name and a home.
+bash     has its own `help`: run `env help` for this text.""",
         """\
 端口     8888 JupyterLab，22 SSH，6006 TensorBoard
 工作     在 /workspace 中；DataLoader 工作进程和 NCCL 需要 --shm-size=8g
 公钥     SSH_PUBLIC_KEY、文件 /etc/ssh/authorized_keys 或 ~/.ssh/authorized_keys。账户：root 和
-         `user`（uid 1000）；不以 root 运行的容器只有运行它的用户。
-Python   /opt/venv。pip 和 uv 安装到这里；没有写权限时安装到用户目录。
+         `user`；不以 root 运行的容器只有 `user`。
+用户     `user` 的 uid 就是 /workspace 所有者的 uid，JupyterLab 以 `user` 运行。docker exec 以 root
+         进入。设置 -e TORCHKILN_SUDO=yes 后 `user` 可以使用 sudo。
+GPU      在终端里 nvidia-smi -l（JupyterLab：Launcher > Terminal），在 notebook 里 !nvidia-smi
+Python   /opt/venv。root 的 pip 和 uv 安装到这里。`user` 的 pip 安装到 ~/.local，uv 需要自己的环境
+         （uv venv）。
          /etc/torchkiln/constraints.txt 保持 torch 及其 CUDA 库的版本不变。
 示例     cd /opt/torchkiln/examples && python -m recipes.train --help
-看板     tensorboard --logdir runs --bind_all；不加 --bind_all 时只监听 127.0.0.1
+看板     -e TENSORBOARD_LOGDIR=/workspace/runs 启动 TensorBoard。手动启动：tensorboard --logdir runs
+         --bind_all；不加 --bind_all 时只有容器内的程序能访问。
 apt      请先执行 apt-get update：镜像里没有软件包列表。
-exec     对没有用户名的 uid：docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND""",
+exec     在使用 --user 的容器里：docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND，
+         使 COMMAND 有用户名和主目录。
+bash     有自己的 `help`：执行 `env help` 显示本文。""",
     ),
 }

@@ -19,13 +19,17 @@ NOT_STARTED = 127  # exit code, as shells use it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """A program that keeps running. `path`: the HTTP path for health checks; None: it is an SSH server."""
+    """A program that keeps running. `path`: the HTTP path for health checks; None: it is an SSH server.
+
+    `ids`: the uid and gid as which it runs, if not those of this process.
+    """
 
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str] = field(repr=False)
     port: int
     path: str | None
+    ids: tuple[int, int] | None = None
 
 
 class _NotStarted(Exception):
@@ -63,7 +67,13 @@ def supervise(services: Sequence[Service], *, restart: bool, say: Callable[[str]
 
 def _start(service: Service) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(service.command, env=dict(service.environ), stdin=subprocess.DEVNULL)
+        environ = dict(service.environ)
+        if service.ids is None:
+            return subprocess.Popen(service.command, env=environ, stdin=subprocess.DEVNULL)
+        uid, gid = service.ids
+        return subprocess.Popen(
+            service.command, env=environ, stdin=subprocess.DEVNULL, user=uid, group=gid, extra_groups=[]
+        )
     except OSError as error:
         program = service.command[0]
         raise _NotStarted(
