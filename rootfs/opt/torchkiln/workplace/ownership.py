@@ -1,6 +1,6 @@
 """Makes files in the workspace editable for root and `user`: the ids of `user`, the folder's owner, its ACLs.
 
-See docs/adr/0053-who-owns-the-workspace.md. Only a container that runs as root can do this.
+See docs/adr/0054-who-owns-the-workspace.md. Only a container that runs as root can do this.
 """
 
 from __future__ import annotations
