@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -148,24 +149,36 @@ def _replace(path: Path, text: str) -> None:
 
 def _give_home(known: pwd.struct_passwd, uid: int, gid: int) -> None:
     """Give the home of `user` to its new ids: files of the old uid, on the file system of the home."""
-    top = Path(known.pw_dir)
-    for path, found in [*_below(top), (top, os.lstat(top))] if top.is_dir() else []:
-        if found.st_uid == known.pw_uid:
-            try:
-                os.chown(path, uid, gid, follow_symlinks=False)
-            except OSError:  # a read-only file system
-                return
+    for descriptor, names in _folders(known.pw_dir):
+        try:
+            for name in names:
+                if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == known.pw_uid:
+                    os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
+            if os.stat(descriptor).st_uid == known.pw_uid:
+                os.chown(descriptor, uid, gid)
+        except OSError:  # a read-only file system
+            return
 
 
-def _below(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Each path below *top* on the same file system."""
-    device = os.lstat(top).st_dev
-    for above, folders, names in os.walk(top):
-        for name in [*folders, *names]:
-            path = Path(above, name)
-            if (found := os.lstat(path)).st_dev == device:
-                yield path, found
-        folders[:] = [name for name in folders if os.lstat(Path(above, name)).st_dev == device]
+def _folders(top: str) -> Iterator[tuple[int, list[str]]]:
+    """A descriptor of each folder from *top* on, and its other entries; links are not followed.
+
+    Descriptors, not paths: who can write to a mounted folder from outside could replace a part of a path by a
+    link to a folder of root.
+    """
+    device = None
+    for _, folders, names, descriptor in os.fwalk(top):
+        found = os.fstat(descriptor).st_dev
+        device = found if device is None else device
+        if found != device:
+            folders.clear()
+        else:
+            links = [name for name in folders if _is_link(name, descriptor)]
+            yield descriptor, [*names, *links]
+
+
+def _is_link(name: str, descriptor: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode)
 
 
 def share(workspace: str, uid: int) -> str:
@@ -173,22 +186,21 @@ def share(workspace: str, uid: int) -> str:
 
     Only folders of `user`, at most MOST_FOLDERS, and none that has such an ACL. Returns a folder of root.
     """
-    device, ours, waiting, done = os.stat(workspace).st_dev, "", [workspace], 0
-    while waiting and done < MOST_FOLDERS:
-        above, done = waiting.pop(0), done + 1
+    device, ours = os.stat(workspace).st_dev, ""
+    for number, (above, folders, _, descriptor) in enumerate(os.fwalk(workspace)):
+        found = os.fstat(descriptor)
+        if found.st_uid == 0:
+            ours = ours or above
+        if found.st_uid != uid or found.st_dev != device:
+            folders.clear()
+            continue
         try:
-            found = os.lstat(above)
-            if found.st_uid == 0:
-                ours = ours or above
-            if found.st_uid != uid or found.st_dev != device:
-                continue
-            if _ACL not in os.listxattr(above):
-                os.setxattr(above, _ACL, _default_acl(found.st_mode, uid))
-            with os.scandir(above) as entries:
-                waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:  # a file system without ACLs; or the folder was deleted meanwhile
-            if above == workspace:
-                break
+            if _ACL not in os.listxattr(descriptor):
+                os.setxattr(descriptor, _ACL, _default_acl(found.st_mode, uid))
+        except OSError:  # a file system without ACLs
+            break
+        if number + 1 == MOST_FOLDERS:
+            break
     return ours
 
 
