@@ -116,7 +116,7 @@ def test_what_one_writes_the_others_can_edit(
         with at_work(
             workplace, tmp_path, *options, "--volume", f"{volume or shared / 'work'}:/workspace"
         ) as work:
-            # With a sticky bit, a kernel with fs.protected_regular refuses root and `user` each other's files.
+            # With a sticky bit, fs.protected_regular can refuse root and `user` the files of each other.
             assert work.container.inside("find", "/workspace", "-maxdepth", "0", "-perm", "-1000") == ""
             work.container.inside("mkdir", "/workspace/made")
             for path in [f"{folder}{at}" for folder in folders for at in range(len(people))]:
