@@ -103,7 +103,7 @@ def container_transcripts(shell: Terminal) -> Iterator[tuple[str, list[str]]]:
         line = f"ssh -p 2222 user@{HOST}"
         typed = ("python -c 'import torch; print(torch.__version__)'", "exit")
         yield "ssh", [f"$ {line}", *cut(shell.session(line, typed))]
-        line = f"docker exec {CONTAINER} /opt/torchkiln/entrypoint doctor"
+        line = f"docker exec {CONTAINER} doctor"
         yield "doctor", [f"$ {line}", *cut(shell.shows(line))]
     finally:
         shell.shows(f"docker rm --force --volumes {CONTAINER}")

@@ -91,10 +91,11 @@ TEXTS: dict[str, tuple[str, str]] = {
         "JupyterLab 以 `user`（uid {uid}，{folder} 的所有者）运行（JUPYTER_USER=root：以 root 运行）",
     ),
     "jupyter.root": (
-        "JupyterLab runs as root, because `user` does not own {folder}: its new files belong to root. To run"
-        " it as `user`, give it the mounted folder on the host: chown -R 1000:1000 ./workspace",
-        "JupyterLab 以 root 运行，因为 {folder} 不属于 `user`：新文件属于 root。如需以 `user` 运行，"
-        "请在主机上把挂载的文件夹交给它：chown -R 1000:1000 ./workspace",
+        "JupyterLab runs as root, because `user` does not own {folder}, or cannot write to it; new files"
+        " belong to root. If root owns the mounted folder, you can give it to `user` on the host:"
+        " chown -R 1000:1000 ./workspace",
+        "JupyterLab 以 root 运行，因为 {folder} 不属于 `user`，或 `user` 不能写入；新文件属于 root。"
+        "如果挂载的文件夹属于 root，可以在主机上把它交给 `user`：chown -R 1000:1000 ./workspace",
     ),
     "ownership.root": (
         "{folder} belongs to root: `user` cannot change files in it. To change this: docker exec CONTAINER"
