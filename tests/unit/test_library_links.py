@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from smoke_tests.allowed import LIST
 from tests.layers import SCHEME, as_locked
 from tests.planned import LOCK_DIGEST, locked, wheel
 from tests.servers.index_server import IndexServer, wheel_bytes
@@ -136,6 +138,14 @@ def test_the_dockerfile_makes_the_same_links() -> None:
     made = dict(re.findall(r"ln -s (\S+) /(\S+)", text))
     assert made == {link.target: link.path for link in image.overlay.links}
     assert "mkdir -p /usr/lib/x86_64-linux-gnu " in text
+
+
+def test_the_smoke_suite_does_not_expect_that_a_linked_library_is_missing() -> None:
+    """`linkage` fails if a library of the list is found; some images have links, others do not."""
+    listed = json.loads(LIST.read_bytes())["entries"]
+    sonames = {name for entry in listed for names in entry["files"].values() for name in names}
+
+    assert {name for name in sonames if re.match("lib(cu|nv(rtc|Jit|Tools)|nccl)", name)} == set()
 
 
 @pytest.mark.parametrize("missing", ["", "nvidia/cublas/lib/libcublas.so.13"])
