@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.reports import LOCKED, TAG
+from tests.reports import TAG
 from tools import earlier_locks
 from tools.kept import IMAGES, PROOFS, kept_in
 from torchkiln.errors import ConfigError
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import GateResult, clear, judge
-from torchkiln.gate.gpu_stack import earlier_images, gpu_stack
+from torchkiln.gate.gpu_stack import built_from, earlier_images, gpu_stack
 from torchkiln.gate.kept_reports import locks_in
 from torchkiln.lock.lock import load_locked, lock_digest, to_json
 from torchkiln.matrix import facts, matrix
@@ -42,6 +41,8 @@ POLICY = replace(matrix.read(ROOT / "matrix.yaml", facts.load()).policy, signed=
 PROOF = "2.7.1-cuda12.1-debian12-h200x2"
 # Tiers 0 to 3 of the image of LOCKED, on two H200.
 RUN = next(kept.signed for kept in kept_in(PROOFS) if kept.signed.name == f"{PROOF}-tier3.dsse.json")
+((BUILT_FROM, _),) = set(built_from(RUN.report.findings))
+LOCKED = locks_in(PROOFS)[BUILT_FROM]
 WHEN = datetime(2026, 11, 29, tzinfo=timezone.utc)
 NEW = Digest("sha256:" + "5b" * 32)  # the image of the refreshed lock
 
@@ -81,7 +82,7 @@ def tier0(locked: LockedCell, **changes: Any) -> SignedReport:
     host = {key: value for key, value in json.loads(RUN.report.host).items() if key != "driver"}
     overlay = {file.path: file for file in plan(locked, (), aliases=(), lock_digest=digest).overlay.files}
     host["image_json_sha256"] = hashlib.sha256(overlay[IMAGE_JSON].data).hexdigest()
-    findings = claiming(RUN.report.findings, lock=claims["lock"], base=claims["base"])
+    findings = claiming(RUN.report.findings, **{name: claims[name] for name in ("lock", "base", "recipe")})
     of_tier_0 = tuple(finding for finding in findings if finding.tier == 0)
     made = changed(image=NEW, findings=of_tier_0, host=json.dumps(host), **changes)
     return replace(made, name="tier0.json")
@@ -289,13 +290,13 @@ def test_make_golden_keeps_the_lock_of_an_earlier_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of 2.7.1 has changed: its version of HEAD is kept until no report needs it."""
-    for path in PROOFS.glob(f"{PROOF}*"):
-        shutil.copy(path, tmp_path)
-    now = {TAG: REFRESHED}
+    of_head = load_locked(IMAGES, TAG)
+    now = {TAG: with_packages(of_head, {"openssl": "3.0.99-1"})}
     monkeypatch.setattr(earlier_locks, "PROOFS", tmp_path)
+    monkeypatch.setattr(earlier_locks, "proofs", lambda folder: [forged(lock=lock_digest(of_head))])
     monkeypatch.setattr(earlier_locks, "load_locked", lambda at, tag: now.get(tag) or load_locked(at, tag))
     earlier_locks.main()
-    assert list(locks_in(tmp_path)) == [lock_digest(LOCKED)]
+    assert list(locks_in(tmp_path)) == [lock_digest(of_head)]
 
     now.clear()
     earlier_locks.main()
