@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
 
-from tools.kept import IMAGES, PROOFS, kept_in, tables
+from tools.kept import IMAGES, PROOFS, earlier_locks, kept_in, on_gpus, tables
+from torchkiln.gate.cell_state import record_of
+from torchkiln.gate.gpu_stack import built_from
 from torchkiln.lock.folder import LockFolder
 from torchkiln.site.catalogue import Catalogue
 from torchkiln.site.images import ImageRecord, catalogue
@@ -25,9 +27,8 @@ HOSTILE = (
 def records() -> tuple[ImageRecord, ...]:
     """The records of all locks."""
     left_out: list[str] = []
-    found = read_records(
-        LockFolder(IMAGES, *tables()), [one.signed for one in kept_in(PROOFS)], left_out.append
-    )
+    reports = [one.signed for one in kept_in(PROOFS)]
+    found = read_records(LockFolder(IMAGES, *tables()), reports, left_out.append, earlier_locks(PROOFS))
     assert left_out == []
     return found
 
@@ -35,6 +36,22 @@ def records() -> tuple[ImageRecord, ...]:
 @cache
 def listed() -> Catalogue:
     return catalogue(records(), *tables(), load_suite())
+
+
+@cache
+def at_gpu_runs() -> Catalogue:
+    """The catalogue as it was when the checks ran on GPUs, in the images of the locks of that time."""
+    return catalogue(tuple(map(_at_gpu_runs, records())), *tables(), load_suite())
+
+
+def _at_gpu_runs(record: ImageRecord) -> ImageRecord:
+    if not (found := on_gpus(record.kept.reports)):
+        return record
+    image = max(found, key=lambda signed: signed.report.when or "").report.image
+    of_image = (signed.report.findings for signed in found if signed.report.image == image)
+    ((lock, _),) = {built for findings in of_image for built in built_from(findings)}
+    locked = earlier_locks(PROOFS).get(lock, record.kept.locked)
+    return replace(record, kept=record_of(locked, image, record.kept.reports))
 
 
 @cache

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests import site_scene
 from tests.site_scene import HOSTILE, Page, files, listed, pages, records
-from tools.kept import tables
+from tools.kept import PROOFS, earlier_locks, tables
 from torchkiln.gate.cell_state import record_of
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
@@ -23,6 +23,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.site import images
 from torchkiln.site.catalogue import Catalogue, ListedImage, Published
 from torchkiln.site.commands import commands
+from torchkiln.site.images import ImageRecord
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT
 from torchkiln.util.sentences import Sentence
@@ -34,8 +35,8 @@ BY_RECORD = "2.2.2-cuda11.8-cudnn8-runtime"
 OTHER = Digest("sha256:" + "cd" * 32)
 
 
-def image(tag: str) -> ListedImage:
-    return next(image for image in listed().images if image.tag == tag)
+def image(tag: str, shown: Catalogue | None = None) -> ListedImage:
+    return next(image for image in (shown or listed()).images if image.tag == tag)
 
 
 def document(tag: str) -> Any:
@@ -161,9 +162,10 @@ def test_layers_name_the_images_that_share_them() -> None:
 
 
 def test_only_runs_of_the_present_image_are_its_own() -> None:
-    """Here the lock is changed, so its runs are those of an earlier image, and are marked."""
-    assert image(PROVED).tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
-    assert [run["current"] for run in document(PROVED)["reports"]] == [True, True, True]
+    """Then the lock is changed, so its runs are those of an earlier image, and are marked."""
+    then = image(PROVED, site_scene.at_gpu_runs())
+    assert then.tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
+    assert [run.gpus for run in then.runs if run.current] == [*then.tested_on]
 
     found, tested_on = shown(lambda locked: locked)
     runs = json.loads(found[f"tags/{PROVED}.json"])["reports"]
@@ -183,7 +185,9 @@ def test_only_runs_of_the_present_image_are_its_own() -> None:
 
 def shown(changed: Callable[[LockedCell], LockedCell]) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
     """The site and the GPUs of PROVED if its lock is changed; its image is another one, too."""
-    kept_locks = {lock_digest(record.kept.locked): record.kept.locked for record in records()}
+    kept_locks = earlier_locks(PROOFS) | {
+        lock_digest(record.kept.locked): record.kept.locked for record in records()
+    }
     changed_records = [
         replace(record, kept=record_of(changed(record.kept.locked), OTHER, record.kept.reports, kept_locks))
         if tag_of(record.resolution) == PROVED
@@ -196,7 +200,7 @@ def shown(changed: Callable[[LockedCell], LockedCell]) -> tuple[Mapping[str, byt
 
 
 def test_a_run_with_a_failed_check_has_not_passed() -> None:
-    run = image(PROVED).runs[0]
+    run = next(run for run in image(PROVED).runs if run.gpus)
     failed = replace(run.findings[0], outcome="failed")
     assert run.passed_on_gpus
     assert not replace(run, findings=(failed, *run.findings[1:])).passed_on_gpus
@@ -204,8 +208,21 @@ def test_a_run_with_a_failed_check_has_not_passed() -> None:
     assert not replace(run, findings=tuple(one for one in run.findings if one.tier == 0)).passed_on_gpus
 
 
+def with_signed_tier_0() -> Catalogue:
+    """The catalogue as if a trusted key had signed every report."""
+
+    def signed(record: ImageRecord) -> ImageRecord:
+        reports = [replace(one, signers=one.signers or ("a key",)) for one in record.kept.reports]
+        kept = record_of(record.kept.locked, record.kept.image, reports, earlier_locks(PROOFS))
+        return replace(record, kept=kept)
+
+    return images.catalogue(tuple(map(signed, records())), *tables(), load_suite())
+
+
 def test_the_states_are_those_of_the_grid() -> None:
-    assert image(PROVED).state == image(THIN).state == "built and proved"
+    """A signed report of tier 0 in the present image lets the runs in the earlier one count."""
+    assert (image(PROVED).state, image(THIN).state) == ("built", "locked")
+    assert image(PROVED, with_signed_tier_0()).state == "built and proved"
     assert (image(NOT_BUILT).state, image(BY_RECORD).state) == ("locked", "locked by public record")
 
 
