@@ -81,6 +81,11 @@ def _products() -> Iterator[Part]:
             f"conv{dims}d depthwise", partial(plain, padding=1, groups=16), (image, x(16, 1, *taps), x(16))
         )
         yield Part(f"conv_transpose{dims}d", partial(back, stride=2), (image, x(16, 24, *taps), x(24)))
+    yield Part(
+        "conv2d, channels last",
+        lambda image, weight, bias: functional.conv2d(_last(image), _last(weight), bias, padding=1),
+        (x(4, 16, 9, 10), x(24, 16, 3, 3), x(24)),
+    )
     yield Part("linear", functional.linear, (x(8, 40, 64), x(48, 64), x(48)))
     yield Part("bilinear", functional.bilinear, (x(8, 20), x(8, 30), x(12, 20, 30), x(12)))
     yield Part("matmul", torch.matmul, (x(4, 30, 64), x(64, 20)))
@@ -89,6 +94,10 @@ def _products() -> Iterator[Part]:
     yield Part("addmm", torch.addmm, (x(30, 20), x(30, 64), x(64, 20)))
     yield Part("baddbmm", torch.baddbmm, (x(4, 30, 20), x(4, 30, 64), x(4, 64, 20)))
     yield Part("einsum", partial(torch.einsum, "bik,bjk->bij"), (x(4, 30, 64), x(4, 20, 64)))
+
+
+def _last(image: torch.Tensor) -> torch.Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
 
 
 def _attention() -> Iterator[Part]:
@@ -128,6 +137,11 @@ def _norms() -> Iterator[Part]:
     yield Part(
         "batch_norm",
         lambda rows, weight, bias: functional.batch_norm(rows, None, None, weight, bias, training=True),
+        (image, x(12), x(12)),
+    )
+    yield Part(
+        "batch_norm, channels last",
+        lambda rows, weight, bias: functional.batch_norm(_last(rows), None, None, weight, bias, True),
         (image, x(12), x(12)),
     )
     yield Part(
@@ -285,6 +299,11 @@ def _pools() -> Iterator[Part]:
                 partial(getattr(functional, f"adaptive_{kind}_pool{dims}d"), output_size=3),
                 (image,),
             )
+    yield Part(
+        "max_pool2d, channels last",
+        lambda image: functional.max_pool2d(_last(image), 2),
+        (x(4, 6, 9, 10),),
+    )
     yield Part("lp_pool2d", partial(functional.lp_pool2d, norm_type=2.0, kernel_size=2), (x(4, 6, 9, 10),))
 
 

@@ -52,6 +52,7 @@ VALUES = {
         "convolution_error": {"at_most": 1e-3},  # torch allows TF32 for convolutions
         "attention_by": {"type": "string"},
         "fused_attention": {"equals": True},
+        "allocator": {"equals": "native"},
         "launch_returned_first": {"equals": True},
         "cached": {"at_least": 67108864},
     },

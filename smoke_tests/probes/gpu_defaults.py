@@ -62,6 +62,7 @@ def found():
         "product_error": product_error(),
         "convolution_error": convolution_error(),
         "attention_by": attention_by(),
+        "allocator": torch.cuda.get_allocator_backend(),
         "launch_returned_first": launch_returned_first(),
         "cached": cached(),
     }
