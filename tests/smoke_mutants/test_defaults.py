@@ -74,12 +74,7 @@ MUTANTS = {
         ["variables"],
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
     ),
-    "no compilation": (
-        "",
-        {"TORCHDYNAMO_DISABLE": "1"},
-        ["changed_at_start", "variables"],
-        "TORCHDYNAMO_DISABLE",
-    ),
+    "TF32 for all libraries": ("", {"NVIDIA_TF32_OVERRIDE": "1"}, ["variables"], "NVIDIA_TF32_OVERRIDE"),
 }
 
 
