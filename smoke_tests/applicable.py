@@ -46,6 +46,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ("fp8-needs-8.9", _below(8, 9)),
         ("fp8-needs-9.0-before-2.3", lambda cell: cell.torch < (2, 3) and _below(9, 0)(cell)),
     ),
+    "semi-structured": (
+        ("semi-structured-needs-torch-2.6", lambda cell: cell.torch < (2, 6)),
+        ("semi-structured-needs-8.0", _below(8, 0)),
+    ),
     "device-code": (("device-code-is-whole", lambda cell: not cell.cut),),
     "benchmark": (("tf32-needs-8.0", _below(8, 0)),),
     "extension": (("extension-is-for-devel", lambda cell: cell.flavor != "devel"),),

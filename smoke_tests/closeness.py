@@ -12,3 +12,9 @@ def relative_error(found: Any, reference: Any) -> float:
     exact = reference.double()
     off, size = float((found.double() - exact).norm()), float(exact.norm())
     return off / size if size else math.nan
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; NaN, which is within no bound, if *whole* is 0, as the allocator's figures are if a
+    variable turns it off."""
+    return part / whole if whole else math.nan

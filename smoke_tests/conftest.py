@@ -116,6 +116,12 @@ def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
     return _facts(request.config)["claims"]
 
 
+@pytest.fixture(scope="session")
+def wheels(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The versions of the locked distributions or, without an image, of those in the environment, by name."""
+    return {wheel["name"]: wheel["version"] for wheel in _facts(request.config)["wheels"]}
+
+
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
     """Record measured values; when the check ends, all are compared with the test module's VALUES."""

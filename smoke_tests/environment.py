@@ -21,7 +21,7 @@ def environment_facts() -> dict[str, Any]:
     :raises NoTorchError: torch cannot be imported.
     """
     try:
-        return {"claims": probe("environment"), "labels": {}, "wheels": []}
+        return {**probe("environment"), "labels": {}}
     except AssertionError as error:
         last = str(error).splitlines()[-1]
         raise NoTorchError(f"{sys.executable} has no torch that imports: {last}") from None

@@ -15,6 +15,19 @@ PROMISED = ("torch", "numpy", "torchvision", "torchaudio")
 OPTIONAL = ("torchaudio",)  # expected only if it is locked: not every CUDA version has torchaudio
 NVLINK, PCIE, SHM, NET, NONE = LINKS = ("NVLink", "PCIe P2P", "SHM", "NET", "none")  # the fastest first
 
+_SETTINGS = (
+    *("CUDA_", "CUBLAS", "CUDNN_", "CUFFT_", "CUSPARSE", "CUSOLVER", "NVIDIA_TF32_", "NVRTC_", "NVFUSER_"),
+    *("PYTORCH_", "TORCH", "ATEN_", "C10_", "KINETO_", "TRITON_", "INDUCTOR_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_"),
+)
+# Places of files, the choice of GPUs, the number of threads, and what the runtimes pass on from the host.
+_NO_SETTINGS = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_VERSION"),
+    *("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_MPS_", "TORCH_HOME", "TORCH_EXTENSIONS_DIR"),
+    *("TORCH_CUDA_ARCH_LIST", "TORCH_SYMM_MEM_", "TORCHKILN_", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("TRITON_HOME", "PYTORCH_KERNEL_CACHE_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+
 _TAG = re.compile(
     r"(?P<torch>[\d.]+)-cuda(?P<cuda>[\d.]+)-cudnn(?P<cudnn>\d+)-(?P<flavor>runtime|devel)"
     r"(?:-(?!(?:debian|ubuntu)\d)[a-z][a-z0-9]*)*"  # suffixes such as -sm90-ownuse
@@ -91,6 +104,38 @@ def _wheel_of(library: str, facts: Mapping[str, Any]) -> str | None:
     return facts["claims"][library] if own_wheel else None
 
 
+def _is_nvidias(wheel: str) -> bool:
+    return wheel.startswith(("nvidia-", "cuda-"))
+
+
+def _library_cases(facts: Mapping[str, Any]) -> list[str]:
+    """The cases of library_cases.py; cuRAND's only if it is locked, because torch does not need cuRAND."""
+    cases = ["products", "fourier", "decompositions", "sparse", "curand", "collectives", "jpeg", "profiler"]
+    curand = any(name.startswith("nvidia-curand") for name in _packages(facts))
+    return [case for case in cases if case != "curand" or curand]
+
+
+def _vision_audio(facts: Mapping[str, Any]) -> list[str]:
+    """The operators of vision_audio.py that the locked torchvision and torchaudio have."""
+    packages = _packages(facts)
+    vision = ["nms", "batched_nms", "deform_conv2d", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"]
+    found = vision if "torchvision" in packages else []
+    if audio := packages.get("torchaudio"):
+        newer = tuple(map(int, audio.split(".")[:2])) >= (2, 1)
+        found = [*found, "rnnt_loss", *(["forced_align", "cuda_ctc_decoder"] if newer else [])]
+    return found
+
+
+def is_setting(variable: str) -> bool:
+    """Whether a variable of this name can change results or times of torch or of a CUDA library."""
+    return variable.startswith(_SETTINGS) and not variable.startswith(_NO_SETTINGS)
+
+
+def _settings(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that change torch's behaviour and that the lock sets."""
+    return {name: value for name, value in facts.get("env", {}).items() if is_setting(name)}
+
+
 _OF_IMAGE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # torch lists the GPUs that it was compiled for, even if the image has the code for some of them only.
     "archs": lambda facts: sorted(facts["claims"].get("wheel_archs") or facts["claims"]["archs"]),
@@ -100,15 +145,19 @@ _OF_IMAGE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "cudnn_wheel": lambda facts: _wheel_of("cudnn", facts),
     "cut_wheels": _cut_wheels,
     "jupyter_versions": _jupyter,
+    "library_cases": _library_cases,
     "kept_gpus": lambda facts: facts["claims"]["gpus"],
     "labels": _labels,
     "nccl": lambda facts: head(facts["claims"]["nccl"], 3),
+    "nvidia_wheels": lambda facts: sorted(filter(_is_nvidias, _packages(facts))),
     "nccl_wheel": lambda facts: _wheel_of("nccl", facts),
     "os": lambda facts: facts["claims"]["os"],
     "packages": _packages,
     "promised_versions": _promised,
     "python": lambda facts: facts["claims"]["python"],
+    "set_variables": _settings,
     "tag": lambda facts: parse_tag(facts["claims"]["tag"]),
+    "vision_audio_operators": _vision_audio,
     "wheel_cuda": lambda facts: facts["claims"]["wheel_cuda"],
 }
 _OF_HOST: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {

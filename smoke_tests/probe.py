@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,24 @@ SUITE = Path(__file__).parent
 GRACE = 3.0  # seconds to wait after SIGKILL
 
 
-def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
+def probe(
+    name: str,
+    *arguments: str,
+    limit: float | None = None,
+    flags: Sequence[str] = ("-I", "-B"),
+    env: Mapping[str, str] | None = None,
+) -> Any:
     """The output of probes/*name*.py, run by the image's interpreter with its own sys.path.
 
     :param limit: seconds; None: the check's own limit is enough.
+    :param flags: options of the interpreter.
+    :param env: its variables; None: those of this process.
     :raises AssertionError: the script failed, was killed or timed out; the message names a signal.
     """
     script = driver_probe(SUITE) if name == "driver" else SUITE / "probes" / f"{name}.py"
-    command = [sys.executable, "-I", "-B", str(script), *arguments]
+    command = [sys.executable, *flags, str(script), *arguments]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
     try:
         stdout, stderr = process.communicate(timeout=limit)

@@ -4,6 +4,7 @@ from statistics import median
 
 import pytest
 
+from smoke_tests.closeness import ratio
 from smoke_tests.curves import fall, figures, spread, widest_gap
 from smoke_tests.search import largest
 
@@ -156,7 +157,7 @@ def _compare(measure, length, results):
     measure(f"logits_{length}", table["logits"])
     measure(f"speed_{length}", figures(rate["fp16"] / rate["fp32"]))
     measure(f"speed_over_tf32_{length}", figures(rate["fp16"] / rate["tf32"]))
-    measure(f"memory_{length}", figures(peak["fp16"] / peak["fp32"]))
+    measure(f"memory_{length}", figures(ratio(peak["fp16"], peak["fp32"])))
     measure(f"batch_{length}", figures(most["fp16"] / max(1, most["fp32"])))
 
 

@@ -79,3 +79,14 @@ def name_kernels_by_operation() -> None:
     for name, value in settings.items():
         if hasattr(config.triton, name):
             setattr(config.triton, name, value)
+
+
+def custom_autocast() -> tuple[Any, Any]:
+    """Decorators for forward, which gets FP32 inputs and runs without autocast, and backward of a function:
+    torch.amp's from 2.4 on, before that torch.cuda.amp's."""
+    if hasattr(torch.amp, "custom_fwd"):
+        amp = torch.amp
+        return amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32), amp.custom_bwd(
+            device_type="cuda"
+        )
+    return torch.cuda.amp.custom_fwd(cast_inputs=torch.float32), torch.cuda.amp.custom_bwd

@@ -1,4 +1,4 @@
-"""List the versions in this environment, from its distributions and the flags compiled into its torch."""
+"""List the versions and distributions of this environment, and what the flags compiled into its torch say."""
 
 import json
 import platform
@@ -31,13 +31,16 @@ def own_nccl():
 print(
     json.dumps(
         {
-            "torch": torch.__version__,
-            "wheel_cuda": torch.version.cuda,
-            "python": platform.python_version(),
-            "flavor": "devel" if shutil.which("nvcc") else "runtime",
-            "archs": flags.split() if flags else [],
-            "cudnn": of("cudnn"),
-            "nccl": of("nccl") or own_nccl(),
+            "claims": {
+                "torch": torch.__version__,
+                "wheel_cuda": torch.version.cuda,
+                "python": platform.python_version(),
+                "flavor": "devel" if shutil.which("nvcc") else "runtime",
+                "archs": flags.split() if flags else [],
+                "cudnn": of("cudnn"),
+                "nccl": of("nccl") or own_nccl(),
+            },
+            "wheels": [{"name": name, "version": version} for name, version in sorted(versions.items())],
         }
     )
 )

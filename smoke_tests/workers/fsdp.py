@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from smoke_tests.closeness import relative_error
+from smoke_tests.closeness import ratio, relative_error
 from smoke_tests.workers.all_reduce import about
 from smoke_tests.workers.weights import flat
 
@@ -31,7 +31,7 @@ def steps(rank: int, world: int) -> dict[str, Any]:
     found, part = _train(_sharded(rank), own, world, _gathered)
     return about(rank) | {
         "error": relative_error(found - start, expected - start),
-        "bytes": {"unsharded": whole, "sharded": part, "ratio": part / whole},
+        "bytes": {"unsharded": whole, "sharded": part, "ratio": ratio(part, whole)},
     }
 
 

@@ -23,6 +23,8 @@ from tests.smoke_mutants.mutant import PYTHON
 #: Files and tests that are part of `make test`. The other tests of device-code only protect the suite.
 QUICK = {
     *("test_linkage", "test_lock", "test_shared_objects"),
+    "test_each_locked_wheel_of_nvidia_is_in_the_table",
+    *("test_the_rows_of_the_table_name_cases_and_checks_that_exist", "test_a_file_is_known_by_its_name"),
     *("test_an_image_that_was_cut_correctly_passes", "test_on_another_gpu_the_host_is_to_blame"),
 }
 #: Always part of `make proof`, because SECURITY.md names it as the test of an attack.

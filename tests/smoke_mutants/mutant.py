@@ -49,9 +49,9 @@ def gpus() -> int:
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """The claims about the environment that has torch, in the form of smoke_tests/environment.py."""
+    """The facts of the environment that has torch, as smoke_tests/environment.py makes them."""
     command = [PYTHON, "-I", "-B", str(SUITE / "probes" / "environment.py")]
-    return {"claims": json.loads(subprocess.check_output(command)), "labels": {}, "wheels": []}
+    return {**json.loads(subprocess.check_output(command)), "labels": {}}
 
 
 without_gpu = pytest.mark.skipif(

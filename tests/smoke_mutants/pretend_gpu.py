@@ -102,9 +102,18 @@ def _on_cpu(kind: Any) -> Any:
 
     class OnCpu(kind):  # type: ignore[misc]
         def __init__(self, device: str = "cuda", **options: Any) -> None:
-            super().__init__("cpu", **options)
+            # What is meant for the CPU must not change the fake GPU.
+            super().__init__("cpu" if str(device).startswith("cuda") else "xpu", **options)
 
     return OnCpu
+
+
+def _for_cpu(decorator: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *function, device_type, **options: decorator(*function, device_type="cpu", **options)
+
+
+def _to_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda file, **options: load(file, **(options | {"map_location": "cpu"}))
 
 
 account = Account()
@@ -115,7 +124,13 @@ _PRODUCTS = (
     torch.ops.aten.baddbmm.default,
     torch.ops.aten.convolution.default,
 )
-_IN_FLOAT = (torch.nn.functional.softmax, torch.nn.functional.layer_norm)
+_functional = torch.nn.functional
+_IN_FLOAT = (
+    *(torch.exp, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.reciprocal, torch.rsqrt),
+    *(torch.sinh, torch.tan, torch.sum, torch.norm, torch.cumsum, torch.cumprod, torch.logsumexp),
+    *(torch.Tensor.__pow__, torch.cosine_similarity, _functional.softmax, _functional.log_softmax),
+    *(_functional.softplus, _functional.layer_norm, _functional.group_norm),
+)
 _enabled = torch.is_autocast_enabled
 _CUDA: Mapping[str, Callable[..., Any]] = {
     "is_available": lambda: True,
@@ -126,11 +141,18 @@ _CUDA: Mapping[str, Callable[..., Any]] = {
     "reset_peak_memory_stats": account.reset,
     "empty_cache": account.empty,
     "mem_get_info": lambda: (0, 0),
+    "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+    "set_rng_state": lambda state, device="cuda": torch.set_rng_state(state),
 }
 for _name, _function in _CUDA.items():
     setattr(torch.cuda, _name, _function)
 torch.is_autocast_enabled = lambda device="cpu": _enabled(device)  # type: ignore[assignment]
 torch.autocast = _on_cpu(torch.autocast)  # type: ignore[misc]
 torch.amp.GradScaler = _on_cpu(torch.amp.GradScaler)  # type: ignore[misc]
+for _name in ("custom_fwd", "custom_bwd"):
+    setattr(torch.amp, _name, _for_cpu(getattr(torch.amp, _name)))
+torch.load = _to_cpu(torch.load)
+# oneDNN has no LSTM in half precision.
+torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 Redirect().__enter__()
 account.__enter__()

@@ -94,3 +94,40 @@ def test_loader_on_the_cpu_fails_in_the_values_of_a_gpu(
     finding = check("loader", tmp_path, PRETEND + NO_STREAMS + mutant)
     of_gpu = {"pinned", "returned_before_the_copy", "ended_during_a_kernel", "batches_pinned"}
     assert set(broken(finding)) == of_gpu | set(names)
+
+
+def blocking(method: str) -> str:
+    """A mutant in which *method* of a tensor ignores non_blocking."""
+    return (
+        f"import torch\nreal = torch.Tensor.{method}\n"
+        f"def {method}(self, *to, **options):\n"
+        "    to = [item is not True and item for item in to]\n"  # a module passes it by position
+        "    options = {name: value for name, value in options.items() if name != 'non_blocking'}\n"
+        "    return real(self, *to, **options)\n"
+        f"torch.Tensor.{method} = {method}\n"
+    )
+
+
+LATE = """
+import torch
+real = torch.Tensor.cuda
+torch.Tensor.cuda = lambda self, *device, **options: real(self, *device, **options).zero_()
+"""
+FIRST = "returned_before_the_copy"
+TRANSFERS = {
+    "sound": ("", [], ""),
+    "to(non_blocking=True) waits": (blocking("to"), [FIRST], "tensor.to(cuda) is False"),
+    "cuda(non_blocking=True) waits": (blocking("cuda"), [FIRST], "tensor.cuda() is False"),
+    "copy_(non_blocking=True) waits": (WAITS, [FIRST], "copy_ to the GPU is False"),
+    "memory that is not pinned": (PINS_NOTHING, [FIRST], "tensor.to(cuda) is False"),
+    "a copy that does not arrive": (LATE, ["wrong"], "tensor.cuda()"),
+}
+
+
+@needs_gpus(1)
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_transfers_and_its_mutants(name: str, tmp_path: Path) -> None:
+    mutant, values, call = TRANSFERS[name]
+    result = check("transfers", tmp_path, mutant)
+    assert broken(result) == values
+    assert call in result["message"]

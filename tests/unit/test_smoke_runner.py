@@ -252,6 +252,7 @@ def test_the_catalogue_has_all_checks_of_tier_0_and_refuses_one_without_a_tier(t
         "claims",
         "compile-cpu",
         "cpu-train",
+        "defaults",
         "device-code",
         "import",
         "linkage",
