@@ -15,7 +15,7 @@ from tests.unit.test_project_file import LOCK
 from torchkiln.base import apt_get
 from torchkiln.base.apt_plan import AptPlan, plan_of, reasons, unknown
 from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command
-from torchkiln.base.recipe import recipe
+from torchkiln.base.recipe import APT_CLEANING, recipe
 from torchkiln.base.sources import snapshot_of, sources_of
 from torchkiln.cli.shared.project_output import project_json, show_project
 from torchkiln.errors import ConfigError, Stale, Unresolvable
@@ -184,7 +184,8 @@ def test_a_question_has_no_result_and_keeps_the_mirrors(tmp_path: Path) -> None:
     words = command(recipe("debian12"), environ, unprivileged=False, onto=onto)
 
     assert "--format=null" in words
-    assert [word for word in words if word.startswith("--customize-hook=")] == ["--customize-hook=ask"]
+    hooks = [word for word in words if word.startswith("--customize-hook=")]
+    assert hooks == ["--customize-hook=ask", f"--customize-hook={APT_CLEANING}"]
     assert [word for word in words if "copy:///archive" in word]
     assert snapshot_of(sources_of(recipe("debian12"), environ)) == "20260101T000000Z"
     assert snapshot_of(sources_of(recipe("debian12"), {})) == ""

@@ -278,7 +278,8 @@ def test_a_missing_rootfs_is_reported() -> None:
 def test_our_rootfs_has_the_programs_that_the_config_starts() -> None:
     executable = {file.path for file in load(ROOTFS) if file.mode == 0o755}
 
-    assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck"}
+    commands = {"usr/local/bin/doctor", "usr/local/bin/help"}
+    assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck", *commands}
 
 
 def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:

@@ -115,10 +115,11 @@ def test_tools_are_above_the_toolkit_and_below_our_files() -> None:
     """The layers of runtime and toolkit therefore do not depend on the state of the OS archive."""
     image, runtime = planned(devel()), planned(locked())
 
-    assert [layer.kind for layer in image.layers[-3:]] == ["wheels", "tools", "overlay"]
-    assert image.layers[-3].title == "nvidia-nvvm 13.0.88"
+    assert [layer.kind for layer in image.layers[-4:]] == ["wheels", "base", "tools", "overlay"]
+    assert image.layers[-4].title == "nvidia-nvvm 13.0.88"
     assert image.layers[-2].title == "debian12 tools devel (2 packages)"
-    shared = len(runtime.layers) - 1
+    assert [layer.kind for layer in runtime.layers[-2:]] == ["base", "overlay"]
+    shared = len(runtime.layers) - 2
     assert image.layers[:shared] == runtime.layers[:shared]
     assert not [layer for layer in runtime.layers if layer.kind == "tools"]
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.reports import show_lines
 from torchkiln.cli.shared.runtime_options import EngineLines
@@ -32,6 +31,7 @@ from torchkiln.smoke.suite import load_suite
 
 if TYPE_CHECKING:
     from torchkiln.build.project import ProjectSource
+    from torchkiln.cli.shared.context import BuildContext  # imports packages that a bundle does not have
 
 
 class SmokeLines(EngineLines):
