@@ -51,10 +51,10 @@ def test_a_build_and_the_next(wheels: list[Path], tmp_path: Path) -> None:
     second = build(cell, cache, tmp_path / "layout", index)
 
     titles = [layer.title for layer in first.image.layers]
-    assert titles[1:4] == ["triton 1.0", "torch 1.0", "dependencies: jinja2 1.0, networkx 1.0, sympy 1.0"]
+    assert titles[:3] == ["triton 1.0", "torch 1.0", "dependencies: jinja2 1.0, networkx 1.0, sympy 1.0"]
     assert sorted(index.fetched) == sorted(wheel.name for wheel in wheels)
     assert (before["downloads"], forecast(cell, Store(cache))["downloads"]) == (5, 0)
-    assert first.reused == (titles[0], titles[4])
+    assert first.reused == (titles[3], titles[4])  # base and overlay
     assert second.reused == tuple(titles)
     assert second.image == first.image
     assert validate(tmp_path / "layout") == ()
@@ -65,7 +65,7 @@ def test_content_of_the_layers(wheels: list[Path], tmp_path: Path) -> None:
     """Three wheels in a layer, each complete: code, byte-code, launcher, metadata."""
     cache = tmp_path / "cache"
     built = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels))
-    tree = tree_of_layer(Store(cache).blob(built.image.layers[3].blob.digest).read_bytes())
+    tree = tree_of_layer(Store(cache).blob(built.image.layers[2].blob.digest).read_bytes())
 
     for name in ("jinja2", "networkx", "sympy"):
         tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
@@ -287,8 +287,8 @@ def test_a_layer_that_differs_from_the_recorded_one(wheels: list[Path], tmp_path
     recorded = built.image.layers
     empty_index = FakeIndex([])
     build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", empty_index)
-    blob = replace(recorded[2].blob, digest=Digest("sha256:" + "0" * 64))
-    wrong = (*recorded[:2], replace(recorded[2], blob=blob), *recorded[3:])
+    blob = replace(recorded[1].blob, digest=Digest("sha256:" + "0" * 64))
+    wrong = (recorded[0], replace(recorded[1], blob=blob), *recorded[2:])
     with pytest.raises(BuildFailed, match=r"^layer 'torch 1.0': expected sha256:0{64} .*, got sha256:"):
         build(planned_cell(wheels, wrong), tmp_path / "cache", tmp_path / "layout3", empty_index)
     assert not (tmp_path / "layout3").exists()
@@ -299,7 +299,7 @@ def test_layers_do_not_conflict(wheels: list[Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     image = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels)).image
     entries: dict[str, tuple[bytes, int]] = {}
-    for layer in image.layers[1:4]:
+    for layer in image.layers[:3]:
         with tarfile.open(Store(cache).blob(layer.blob.digest), "r:gz") as tar:
             for member in tar:
                 kind = (member.type, member.mode)

@@ -110,7 +110,7 @@ def test_the_matrix_of_the_readme_is_locked(workspace: Workspace) -> None:
     project = workspace.folder.path.parent
     (project / "matrix.yaml").write_text(blocks(TEXT, "yaml")[0])
     (project / "build.py").symlink_to(ROOT / "build.py")
-    for name in ("jupyterlab", "transformers"):
+    for name in ("jupyterlab", "transformers", "tensorboard"):
         workspace.server.add("default", name, "1.0", date=OLD)
     (command,) = those(Needs.PROJECT)
     inherited = {name: value for name, value in os.environ.items() if name != "TORCHKILN_INDEX_PYTORCH"}
@@ -124,7 +124,7 @@ def test_the_matrix_of_the_readme_is_locked(workspace: Workspace) -> None:
     tag = sh(command, project, environ).stdout.strip()
 
     found = load_locked(project / "images", tag)
-    assert {"numpy", "jupyterlab", "pip", "transformers"} <= {wheel.name for wheel in found.wheels}
+    assert {"numpy", "jupyterlab", "pip", "transformers", "tensorboard"} <= {wheel.name for wheel in found.wheels}
 
 
 @pytest.fixture
