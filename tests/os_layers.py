@@ -66,6 +66,7 @@ BASE: Mapping[str, bytes] = {
     CACHE: loader_cache(OLD),
     f"{LIB}/libold.so.1": b"old",
     "etc/group": b"root:x:0:\nadm:x:4:\nkim:x:1234:\n",
+    "etc/gitconfig": b"[safe]\n\tdirectory = *\n",
     "etc/profile.d/a.sh": b"",
     "etc/ld.so.conf.d/a.conf": b"",
     "usr/bin/later": b"",
@@ -83,7 +84,10 @@ LAYER: Mapping[str, Member] = {
     for member in (
         Member(name=CACHE, data=loader_cache(NEW, OLD)),
         Member(name="etc/group", data=BASE["etc/group"] + b"tool:x:101:\n"),
-        Member(name="etc/gitconfig", data=b'[filter "lfs"]\n\tclean = git-lfs clean -- %f\n'),
+        Member(
+            name="etc/gitconfig",
+            data=BASE["etc/gitconfig"] + b'[filter "lfs"]\n\tclean = git-lfs clean -- %f\n',
+        ),
         Member(name="etc/tool/tool.conf", data=b"x", uid=102, gid=101, mode=0o640),
         Member(
             name="etc/passwd",

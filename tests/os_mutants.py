@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.oci_samples import Member
 from tests.os_layers import (
+    BASE,
     CACHE,
     DEBCONF,
     DEBS,
@@ -209,8 +210,12 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         "usr/share/perl5/strict.pm: could be found in place of /usr/lib/x86_64-linux-gnu/perl-base/strict.pm",
     ),
     "programs that git runs": (
-        has("etc/gitconfig", b"[core]\n\tfsmonitor = /usr/bin/tool\n"),
+        has("etc/gitconfig", BASE["etc/gitconfig"] + b"[core]\n\tfsmonitor = /usr/bin/tool\n"),
         "etc/gitconfig: not a line of git-lfs: '[core]'",
+    ),
+    "git's settings in another section": (
+        has("etc/gitconfig", b'[safe]\n[filter "lfs"]\n\tdirectory = *\n'),
+        "etc/gitconfig: lines of the parent image are changed",
     ),
     "what shells run at their start": (
         has("etc/profile.d/z.sh"),

@@ -124,7 +124,9 @@ def test_the_matrix_of_the_readme_is_locked(workspace: Workspace) -> None:
     tag = sh(command, project, environ).stdout.strip()
 
     found = load_locked(project / "images", tag)
-    assert {"numpy", "jupyterlab", "pip", "transformers", "tensorboard"} <= {wheel.name for wheel in found.wheels}
+    assert {"numpy", "jupyterlab", "pip", "transformers", "tensorboard"} <= {
+        wheel.name for wheel in found.wheels
+    }
 
 
 @pytest.fixture

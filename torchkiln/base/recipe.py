@@ -58,15 +58,18 @@ _MAKING = (
     # would override that of the image.
     f'chroot "$1" useradd --uid 1000 --user-group --shell /bin/bash --password "*" {USER}',
     f'install -d -m 0755 -o 1000 -g 1000 "$1/home/{USER}"',
+    # A mounted repository can belong to another uid than the user of a session: docs/adr/0054. git before
+    # 2.46 (Debian 12 has 2.39) knows no /workspace/*.
+    'printf "[safe]\\n\\tdirectory = *\\n" >"$1/etc/gitconfig"',
     # The shell prints the greeting of the image instead.
     'rm -f "$1"/etc/update-motd.d/* && : >"$1/etc/motd"',
 )
 
 # After installing packages on top of a base, before the cleaning.
 ON_TOP = (
-    # git-lfs writes its lines in random order.
-    'cd "$1/etc" && if [ -e gitconfig ]; then'
-    " { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig; fi",
+    # git-lfs adds a section to the file of the base, its lines in random order.
+    'cd "$1/etc" && if grep -q lfs gitconfig; then { sed /lfs/q gitconfig; sed 1,/lfs/d gitconfig | sort; }'
+    " >gitconfig.new && mv gitconfig.new gitconfig; fi",
     # Each container generates another one.
     'rm -f "$1/var/lib/dbus/machine-id"',
 )

@@ -79,10 +79,11 @@ def _text(path: str, before: str, after: str, layer: OsLayer, below: Below) -> I
         yield from (f"{key[0]} is changed or removed" for key in old if new.get(key) != old[key])
     elif path == _DIVERSIONS:
         yield from _diversions(before, after, layer, below)
-    elif not _has_lines(after, before):
+    elif not _has_lines(after, before) or (path == _GITCONFIG and not after.startswith(before)):
         yield "lines of the parent image are changed, removed or in another order"
     elif path == _GITCONFIG:
-        lines = (line for line in after.split("\n") if not _OF_GIT_LFS.fullmatch(line))
+        added = after.removeprefix(before).split("\n")
+        lines = (line for line in added if not _OF_GIT_LFS.fullmatch(line))
         yield from (f"not a line of git-lfs: {line[:80]!r}" for line in lines)
     elif _TRIGGERS.fullmatch(path):
         yield from _triggers(before, after, layer)
