@@ -50,8 +50,8 @@ def summary(lines: list[str]) -> list[str]:
     built, tested = lines[:end], cut(lines[end:])
     if len(tested) > 4:
         tested = [*tested[:3], f"… {len(tested) - 4} lines left out", tested[-1]]
-    left_out = f"          … {len(built) - 10} layers left out"
-    return [*built[:4], left_out, *built[-6:], *tested, digest]
+    left_out = f"          … {len(built) - 9} layers left out"
+    return [*built[:3], left_out, *built[-6:], *tested, digest]
 
 
 def object_of(lines: list[str]) -> list[str]:
