@@ -36,11 +36,13 @@ from torchkiln.smoke.suite import load_suite
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 
-SUITE = load_suite(ROOT / "smoke_tests")
 POLICY = replace(matrix.read(ROOT / "matrix.yaml", facts.load()).policy, signed=True)
 PROOF = "2.7.1-cuda12.1-debian12-h200x2"
 # Tiers 0 to 3 of the image of LOCKED, on two H200.
 RUN = next(kept.signed for kept in kept_in(PROOFS) if kept.signed.name == f"{PROOF}-tier3.dsse.json")
+IDS = {finding.id for finding in RUN.report.findings}
+WHOLE = load_suite(ROOT / "smoke_tests")
+SUITE = replace(WHOLE, checks=tuple(check for check in WHOLE.checks if check.id in IDS))
 ((BUILT_FROM, _),) = set(built_from(RUN.report.findings))
 LOCKED = locks_in(PROOFS)[BUILT_FROM]
 WHEN = datetime(2026, 11, 29, tzinfo=timezone.utc)
@@ -111,6 +113,13 @@ def test_the_gpu_runs_of_an_earlier_image_count_after_a_refresh() -> None:
     decided = clearance(clear(result))
     assert decided.content["reports"][1]["gpus"] == result.gpus[0]
     assert [lock_digest(kept) for kept in decision_of(decided, where="x").locks] == [lock_digest(LOCKED)]
+
+
+def test_checks_that_are_newer_than_the_runs_must_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SUITE", WHOLE)
+    newer = {check.id for check in WHOLE.checks if check.tier in POLICY.tiers} - IDS
+    assert newer
+    assert dict(decide(RUN).missing) == dict.fromkeys(newer, NOT_RUN)
 
 
 def test_without_tier_0_in_the_image_itself_nothing_counts() -> None:
