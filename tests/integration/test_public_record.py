@@ -189,4 +189,4 @@ def test_an_image_by_record_has_the_layers_of_one_from_the_index(
     first, second = digests
     assert first.keys() == second.keys()
     different = [what for what in first if first[what] != second[what]]
-    assert different == ["triton 2.0.0", "torchkiln (49 files)"]
+    assert different == ["triton 2.0.0", "torchkiln (52 files)"]

@@ -48,10 +48,10 @@ NO_STATISTICS = """
 import torch
 from torch.nn import functional
 real = functional.batch_norm
-def batch_norm(rows, mean, variance, *more, training=False, **options):
+def batch_norm(rows, mean, variance, weight=None, bias=None, training=False, *more, **options):
     if training and mean is not None and rows.dtype != torch.float64:
         mean, variance = mean.clone(), variance.clone()
-    return real(rows, mean, variance, *more, training=training, **options)
+    return real(rows, mean, variance, weight, bias, training, *more, **options)
 functional.batch_norm = batch_norm
 """
 TRAINS_PADDING = """
