@@ -73,7 +73,7 @@ def ours(image: dict[str, Any]) -> Members:
     """Every file and folder in the wheel layers of the image, read by the standard library alone."""
     found = {}
     blobs = Path(image["layout"]) / "blobs" / "sha256"
-    for layer in image["layers"][1:-1]:
+    for layer in image["layers"][:-2]:
         with (
             gzip.open(blobs / layer["digest"].removeprefix("sha256:")) as stream,
             tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as tar,

@@ -77,7 +77,10 @@ def test_the_validator_finds_no_fault(image: dict[str, Any]) -> None:
     assert validate(Path(image["layout"]), TAG) == ()
 
 
-TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu", "services", "user"}
+TIER_0 = {
+    *("import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu", "defaults"),
+    *("services", "user"),
+}
 
 
 def test_tier_0_passes_inside(image: dict[str, Any], unpacked: Path, tmp_path: Path) -> None:

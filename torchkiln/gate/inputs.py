@@ -145,7 +145,8 @@ class GateInputs:
                     judged.append(signed_report)
                 if signed_report.report.image != image:
                     others.append(signed_report)
-        locks = {digest: kept for folder in self.given for digest, kept in locks_in(folder).items()}
+        beside = {path if path.is_dir() else path.parent for path in self.given}
+        locks = {digest: kept for folder in beside for digest, kept in locks_in(folder).items()}
         with suppress(KilnError):  # the present image has another lock if its base is not the committed one
             committed = load_locked(images, tag_of(locked.resolution))
             locks.setdefault(lock_digest(committed), committed)
