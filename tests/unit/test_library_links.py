@@ -55,7 +55,7 @@ LIBRARIES = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[IndexServer]:
-    """An index with one wheel of NVIDIA and one of somebody else; both have FILES."""
+    """An index with one wheel of NVIDIA and one of another publisher; both have FILES."""
     with IndexServer() as found:
         for name in ("nvidia-all", "other"):
             found.add("default", name, "1.0", files=FILES)

@@ -159,6 +159,9 @@ def test_a_damaged_manifest_does_not_hide_other_faults(
         f"{folder.tag}: the manifest is missing or damaged",
         f"{vault_tag(other)}: {folder.locked.wheels[0].filename} ({digest}) is missing",
     )
+    with pytest.raises(VerificationFailed, match=r"the manifest is missing or damaged$"):
+        drop(folder.vault, frozenset())
+    assert folder.vault.tags().keys() == {folder.tag, vault_tag(other)}
 
 
 def test_a_missing_file_is_named(scene: Scene, tmp_path: Path) -> None:

@@ -196,8 +196,15 @@ def drop(
         whose images a project in *vault* is built.
     :param dry_run: only return the tags.
     :raises RegistryError: the registry does not support it.
+    :raises VerificationFailed: a manifest is missing or damaged; it could need any file.
     """
-    found = {tag: _kind_of(manifest, tag) for tag, manifest in sorted(vault.tags().items())}
+    manifests = sorted(vault.tags().items())
+    if lost := [tag for tag, manifest in manifests if not manifest]:
+        raise VerificationFailed(
+            f"{vault.name}: {lost[0]}: the manifest is missing or damaged",
+            hint="nothing was removed; keep this lock again with `torchkiln vault keep`",
+        )
+    found = {tag: _kind_of(manifest, tag) for tag, manifest in manifests}
     if project is None:
         keeping |= {about.get(_PARENT, "") for _, about in found.values()}
         gone = [tag for tag, (kind, _) in found.items() if kind == LOCK_TYPE and tag not in keeping]
