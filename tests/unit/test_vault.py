@@ -162,6 +162,8 @@ def test_a_damaged_manifest_does_not_hide_other_faults(
     with pytest.raises(VerificationFailed, match=r"the manifest is missing or damaged$"):
         drop(folder.vault, frozenset())
     assert folder.vault.tags().keys() == {folder.tag, vault_tag(other)}
+    folder.keep()
+    assert folder.vault.tags()[folder.tag] == manifest
 
 
 def test_a_missing_file_is_named(scene: Scene, tmp_path: Path) -> None:
