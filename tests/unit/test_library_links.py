@@ -131,6 +131,15 @@ def test_each_library_has_a_link_where_the_loader_looks() -> None:
     assert planned(cell()).overlay.links == ()
 
 
+def test_a_lock_cannot_link_a_library_of_another_wheel() -> None:
+    """Such a link could replace the OS's own libc, and the wheel is not part of the GPU stack."""
+    made = cell()
+    *others, pip = made.wheels
+    hostile = replace(made, wheels=(*others, replace(pip, libraries=("pip/lib/libc.so.6",))))
+
+    assert [link for link in planned(hostile).overlay.links if link.path.endswith("/libc.so.6")] == []
+
+
 def test_the_dockerfile_makes_the_same_links() -> None:
     image = planned(cell(*LIBRARIES))
     text = render(image, load_templates(ROOT / "templates"), ())

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from torchkiln.cuda.tree import TARGET
 from torchkiln.matrix.os_tools import host_gcc
 from torchkiln.model.cell import Toolkit
+from torchkiln.model.device_code import NVIDIA
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import EnvironmentSettings, OverlayLink
 from torchkiln.model.platform import LINUX_AMD64
@@ -63,10 +64,13 @@ def library_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
     """The links by which programs that do not import torch find NVIDIA's libraries by name, sorted by path.
 
     They are in a folder that the loader searches last, so that the libraries' own paths still come first. All
-    libraries have one: for a library found by its link, $ORIGIN is the folder of the link.
+    libraries have one: for a library found by its link, $ORIGIN is the folder of the link. Other wheels get
+    none, whatever the lock says: a link could replace a library of the OS, and these wheels can be outside of
+    the GPU stack.
     """
     packages = locked.python.site
-    targets = {PurePosixPath(path).name: path for wheel in locked.wheels for path in wheel.libraries}
+    wheels = [wheel for wheel in locked.wheels if wheel.name.startswith(NVIDIA)]
+    targets = {PurePosixPath(path).name: path for wheel in wheels for path in wheel.libraries}
     return tuple(
         OverlayLink(path=f"{LINUX_AMD64.libraries}/{name}", target=f"{packages}/{target}")
         for name, target in sorted(targets.items())
