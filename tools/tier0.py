@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 from bench.rows_json import rows_json  # noqa: E402
 from tools.kept import IMAGES, PROOFS, present, proofs  # noqa: E402
 from torchkiln.errors import KilnError  # noqa: E402
-from torchkiln.matrix.tags import parse_name  # noqa: E402
+from torchkiln.lock.lock import load_locked  # noqa: E402
+from torchkiln.matrix.kept_gpus import suffix_of  # noqa: E402
 from torchkiln.model.digest import Digest  # noqa: E402
 from torchkiln.oci.layout import open_layout  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
@@ -30,10 +31,9 @@ from torchkiln.util.files import write_atomic  # noqa: E402
 
 def report_path(tag: str) -> Path:
     """The path of the report of *tag*; an older report of the same tag is replaced."""
-    named = parse_name(tag)
-    assert named is not None, tag
-    flavor = "" if named.flavor == "runtime" else f"-{named.flavor}"
-    return PROOFS / f"{named.torch}-cuda{named.cuda}{flavor}-{named.os}-tier0.json"
+    cell = load_locked(IMAGES, tag).resolution.cell
+    flavor = "" if cell.flavor == "runtime" else f"-{cell.flavor}"
+    return PROOFS / f"{cell.torch}-cuda{cell.cuda}{flavor}{suffix_of(cell)}-{cell.os}-tier0.json"
 
 
 def why_not(expected: Digest | None, present: Digest | None) -> str:

@@ -151,7 +151,7 @@ def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Worksp
         ["fsspec", "2026.9", "2026.2", "datasets,", "notebook,", "torch"],
         ["datasets", "-", "4.0", "requirements.txt:1"],
     ]
-    assert "1 packages added, 1 replaced" in messages
+    assert "packages added: 1, replaced: 1 (" in messages
 
 
 def test_a_dependency_of_a_new_package_is_new_too(workspace: Workspace) -> None:

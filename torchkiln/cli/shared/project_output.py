@@ -29,8 +29,8 @@ def show_project(found: LockedProject) -> None:
     choice = choice_of(lock.extras, lock.groups)
     chosen = f" {choice.phrase}" if choice.any else ""
     say(
-        f"{lock.name} on {lock.parent}, by {found.source}{chosen}: {added} packages added,"
-        f" {len(lock.removed)} replaced ({size / 1e6:.1f} MB); torch and its libraries stay as in the image"
+        f"{lock.name} on {lock.parent}, by {found.source}{chosen}: packages added: {added},"
+        f" replaced: {len(lock.removed)} ({size / 1e6:.1f} MB); torch and its libraries stay as in the image"
     )
     if found.moves:
         table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
