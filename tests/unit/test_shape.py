@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -314,6 +316,23 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert max(lines.values()) > 250  # otherwise the files were not found
 
 
+def lines_by_folder(top: Path) -> Counter[str]:
+    """Lines of Python below *top* by folder; "" are the files beside the folders."""
+    found: Counter[str] = Counter()
+    for file in top.rglob("*.py"):
+        folder, slash, _ = str(file.relative_to(top)).partition("/")
+        found[folder if slash else ""] += len(file.read_text().splitlines())
+    return found
+
+
+@pytest.mark.parametrize("top", ["torchkiln", "tests"])
+def test_no_folder_grows(top: str) -> None:
+    """tests/lines.json may only fall, except by what an issue says that it adds. To lower it:
+    python -m tests.unit.test_shape > tests/lines.json"""
+    most = json.loads((ROOT / "tests/lines.json").read_bytes())[top]
+    assert {name: count for name, count in lines_by_folder(ROOT / top).items() if count > most[name]} == {}
+
+
 REQUIRED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
 
 
@@ -359,3 +378,7 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(pytest.skip.Exception, match="apt-get install skopeo"):
         tool("skopeo")
+
+
+if __name__ == "__main__":
+    json.dump({top: lines_by_folder(ROOT / top) for top in ("torchkiln", "tests")}, sys.stdout, indent=1)
