@@ -1,6 +1,7 @@
 """Every image digest and lock digest that the committed locks give, so that no other change moves one.
 
-After a change that is meant to move them: python -m tests.unit.test_pinned_digests > tests/pinned_digests.json
+After a change that is meant to move them:
+python -m tests.unit.test_pinned_digests > tests/pinned_digests.json
 """
 
 from __future__ import annotations
