@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.oci_samples import build
-from tests.scans import by_trivy
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
@@ -160,26 +159,6 @@ def report(change: Callable[[Any], object]) -> Callable[[], object]:
     def arrange() -> None:
         changed = change(document) or document
         Path("report.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
-
-    return arrange
-
-
-def scan(document: Any) -> Callable[[], object]:
-    """Write an image, and *document* as a scanner's report of it."""
-
-    def arrange() -> None:
-        build(Path.cwd())
-        Path("scan.json").write_text(json.dumps(document))
-
-    return arrange
-
-
-def tolerated(text: str) -> Callable[[], object]:
-    """Write an image, a scanner's report, and *text* as vulnerabilities.yaml."""
-
-    def arrange() -> None:
-        scan(by_trivy())()
-        Path("vulnerabilities.yaml").write_text(text)
 
     return arrange
 

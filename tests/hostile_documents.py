@@ -34,10 +34,7 @@ from tests.arranged_documents import (
     matrix_line,
     piped,
     report,
-    scan,
-    tolerated,
 )
-from tests.scans import by_trivy
 from torchkiln.cli import main
 from torchkiln.util.places import ROOT
 
@@ -47,7 +44,6 @@ _CHECK = ("lock", "--check", "--torch", "2.7.1", "--cuda", "12.1", "--images", "
 _VERIFY = ("verify", "layout")
 _RUN = ("run", "--output", "layout", "a", "--", "true")
 _SHOW = ("smoke", "show", "report.json")
-_SCAN = ("scan", "layout:a", "--report", "scan.json")
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -236,11 +232,6 @@ CASES = (
     case("report: an invalid verdict", report(lambda d: {**d, "verdict": "splendid"}), _SHOW, 2, "verdict: 'splendid' is not valid"),
     case("report: not JSON", report(lambda d: "PASS"), _SHOW, 2, "report.json: line 1: not JSON"),
     case("report: Infinity", report(lambda d: json.dumps({**d, "schema": float("inf")})), _SHOW, 2, "Infinity is not valid JSON"),
-    case("scan: an SBOM", scan({"bomFormat": "CycloneDX"}), _SCAN, 12, "neither a Trivy nor a Grype report"),
-    case("scan: of a folder", scan(by_trivy(ArtifactType="filesystem")), _SCAN, 12, "must be 'container_image', not 'filesystem'"),
-    case("scan: of another image", scan(by_trivy()), _SCAN, 12, "is of another image"),
-    case("vulnerabilities: no date", tolerated("- {id: CVE-2026-1, reason: it is fine so}"), _SCAN, 2, "the key 'until' is missing"),
-    case("vulnerabilities: a wildcard", tolerated("- {id: '*', reason: it is fine so, until: 2026-12-24}"), _SCAN, 2, "'*' is not the id of a vulnerability"),
     case("layers of a host: a path", held(b"../../etc/passwd\n"), _HAVE, 2, "line 1: not a sha256 digest: '../../etc/passwd'"),
     case("layers of a host: ten thousand lines of another file", held(b"\xff\x00\x1b[2J\n" * 10_000), _HAVE, 2, "and 9995 more lines"),
     case("layers of a host: two megabytes", held(b"#" * (2 << 20)), _HAVE, 2, "longer than 1048576 bytes"),

@@ -25,7 +25,6 @@ from tests.hostile_documents import Case, Ran, provoke
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
 from tests.oci_samples import BlobFolder, Member, build, plan, tar_of
 from tests.python_builds import archive_in
-from tests.scans import by_trivy
 from torchkiln.model.project import PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.plan import IMAGE_JSON
@@ -174,7 +173,6 @@ SCENES: Mapping[str, Callable[[], Any]] = {
     "python-build": _python_build,
     "matrix": lambda: Path("matrix.yaml").write_text(MATRIX),
     "report": lambda: shutil.copy(PROOF, "report.json"),
-    "scan": lambda: Path("scan.json").write_text(json.dumps(by_trivy())),
 }
 
 

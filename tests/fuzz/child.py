@@ -18,7 +18,6 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.oci.layer
     import torchkiln.oci.unpack
     import torchkiln.sbom.listed
-    import torchkiln.sbom.scanner_report
     import torchkiln.smoke.report
     import torchkiln.wheel.splice  # noqa: F401
 

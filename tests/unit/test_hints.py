@@ -29,7 +29,7 @@ SHOWN = re.compile(rf"\btorchkiln ((?:{'|'.join((*COMMANDS, *EARLIER))})(?![\w'-
 BARE = re.compile(rf"`(?:{'|'.join((*COMMANDS, *EARLIER))})\b[^`]*`")
 
 
-NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom", "scan"}
+NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom"}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

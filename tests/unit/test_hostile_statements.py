@@ -1,4 +1,4 @@
-"""Changed or oversized statements, envelopes, bundles and scans are read, or refused with a message."""
+"""Changed or oversized statements, envelopes and bundles are read, or refused with a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests import peak
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.published import Scene, a_built_publisher, a_copied_publisher
 from tests.publisher import PUBLISHER, Publisher
-from tests.scans import by_grype, by_trivy
 from tests.servers.registry_server import RegistryServer
 from torchkiln.attest import sigstore_bundle
 from torchkiln.attest.dsse import decode, private_key, public_key
@@ -27,7 +26,6 @@ from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of
-from torchkiln.sbom import scanner_report as scan_report
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
@@ -111,12 +109,6 @@ def test_an_envelope_with_one_change_is_read_or_refused(
 @FEW
 def test_any_unsigned_statement_is_read_or_refused(data: bytes) -> None:
     answer(lambda: opened(data, PAYLOAD_TYPE, [], where="x"))
-
-
-@given(data=st.data(), tool=st.sampled_from((by_trivy, by_grype)))
-@FEW
-def test_a_scan_with_one_change_is_read_or_refused(data: st.DataObject, tool: Any) -> None:
-    answer(lambda: scan_report.read(data.draw(mutated(tool()).map(json_bytes)), where="x"))
 
 
 # --- fixed cases --------------------------------------------------------------------------------------

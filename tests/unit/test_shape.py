@@ -78,7 +78,6 @@ IMPURE: Mapping[str, str] = {
     "sbom/image.py": "reads the layers of an image",
     "sbom/project.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",
-    "sbom/scanner.py": "runs the scanner",
 }
 BELOW_PURE = frozenset({"__init__", "errors", "util", "model"})
 DISK = {

@@ -95,7 +95,7 @@ def test_tags_and_numbers_are_whole(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_table_cuts_a_word(width: int) -> None:
-    """The rows are like those of `ls`, `gate`, `scan` and `cache`; text is wrapped only at spaces."""
+    """The rows are like those of `ls`, `gate` and `cache`; text is wrapped only at spaces."""
     tag = "2.11.0-cuda13.0-cudnn9-devel-ubuntu22.04"
     rows = [
         [

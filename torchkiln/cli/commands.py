@@ -25,7 +25,6 @@ SECTIONS = {
         "smoke": ("torchkiln.cli.smoke", "smoke"),
         "diff": ("torchkiln.cli.diff", "diff"),
         "sbom": ("torchkiln.cli.sbom", "sbom"),
-        "scan": ("torchkiln.cli.scan", "scan"),
         "gate": ("torchkiln.cli.gate", "gate"),
     },
     "Publish": {

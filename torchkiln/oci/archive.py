@@ -121,12 +121,9 @@ def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
     annotations = [
         {"io.containerd.image.name": _full_name(name), REF_NAME: name.rpartition(":")[2]} for name in names
     ] or [{REF_NAME: image.ref}]
-    return index_document([{**_entry(image), "annotations": found} for found in annotations])
-
-
-def _entry(image: ImageOnDisk) -> dict[str, Any]:
     size = image.manifest_path.stat().st_size
-    return {**descriptor(MANIFEST_TYPE, image.manifest, size), "platform": LINUX_AMD64.oci}
+    entry = {**descriptor(MANIFEST_TYPE, image.manifest, size), "platform": LINUX_AMD64.oci}
+    return index_document([{**entry, "annotations": found} for found in annotations])
 
 
 def _full_name(name: str) -> str:
@@ -151,16 +148,3 @@ def _folder(name: str) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.mode = tarfile.DIRTYPE, 0o755
     return info
-
-
-def link_image(image: ImageOnDisk, folder: Path) -> None:
-    """Make *folder* a layout that holds only *image*, unnamed, for programs that take the first image.
-
-    The blobs are symbolic links: these work across file systems and need only read permission.
-    """
-    blobs = folder / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
-    for path in {image.manifest_path, image.config_path, *(layer.path for layer in image.layers)}:
-        (blobs / path.name).symlink_to(path.resolve())
-    (folder / "index.json").write_bytes(canonical_json(index_document([_entry(image)])))
-    (folder / "oci-layout").write_bytes(canonical_json(VERSION))

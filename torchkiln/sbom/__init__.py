@@ -1,4 +1,4 @@
-"""Writes an image's software bill of materials as SPDX and CycloneDX, and checks it for vulnerabilities.
+"""Writes an image's software bill of materials as SPDX and CycloneDX; compares one with an image or a lock.
 
-The bill combines the lock with the package metadata in the image. Trivy and Grype are the supported scanners.
+The bill combines the lock with the package metadata in the image.
 """

@@ -35,7 +35,7 @@ def table(
 
     If the output is not a terminal, print plain columns that `awk` and `cut` can read.
 
-    :param header: the names of the columns; may be empty.
+    :param header: the names of the columns.
     :param styles: the text of a cell with its style: {"passed": "green"}.
     :param right: the numbers of the columns that are aligned to the right.
     :param text: the numbers of the columns whose text may be wrapped.
@@ -57,9 +57,7 @@ def laid_out(
     text: Collection[int] = (),
 ) -> list[str]:
     """The lines of a table in *width*; None: plain columns. The other parameters are those of `table`."""
-    lines = [header, *rows] if header else rows
-    if not lines:
-        return []
+    lines = [header, *rows]
     if width is None:
         return columns(lines, right)
     bands = _bands(lines, width, text)
