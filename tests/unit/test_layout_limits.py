@@ -30,7 +30,6 @@ COMMANDS = {
     "verify": ("verify", "layout"),
     "run": ("run", "--output", "layout", "a", "--", "true"),
     "diff": ("diff", "a", "a", "--output", "layout"),
-    "sharing": ("plan", "sharing", "--output", "layout"),
     "sbom": ("sbom", "a", "--output", "layout"),
 }
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -201,7 +200,6 @@ COMMANDS_LAYOUTS = (
     ("run", "--output", "layout", "a", "--", "true"),
     ("diff", "a", "a", "--output", "layout"),
     ("diff", "--files", "a", "a", "--output", "layout"),
-    ("plan", "sharing", "--output", "layout"),
     ("sbom", "a", "--output", "layout"),
     ("publish", "a", "--output", "layout", "--to", "127.0.0.1:9/team/app"),
 )

@@ -382,6 +382,6 @@ def test_check(workspace: Workspace) -> None:
 
 
 def test_options_that_do_not_go_together(workspace: Workspace) -> None:
-    for option in ("--record", "--upgrade-base", "--public-record", "--diff=HEAD"):
+    for option in ("--record", "--upgrade-base", "--public-record"):
         code, _, messages = workspace.lock(option)
         assert (code, "--project cannot be used" in messages) == (2, True)

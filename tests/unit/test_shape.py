@@ -43,9 +43,8 @@ PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matri
 PURE_FILES = frozenset(
     {
         "base/loader_cache.py", "base/package_paths.py",
-        "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
-        "compare/sharing.py", "cuda/tree.py", "docker/bake.py",
-        "docker/dockerfile.py",
+        "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py",
+        "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
         "project/asked.py", "project/choice.py", "project/fixed.py", "project/moves.py",
         "project/optional.py", "project/pyproject_file.py", "project/target.py", "publish/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",

@@ -23,6 +23,7 @@ from torchkiln.gate.kept_reports import kept_reports, reports_in
 from torchkiln.lock.file import from_json
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.matrix.tags import tag_of
 from torchkiln.site.folder import write_folder
 from torchkiln.site.records import read_records
 from torchkiln.smoke.attestation import attest
@@ -202,7 +203,7 @@ def left_out(folder: Path) -> tuple[list[str], list[str]]:
     """The tags that are listed, and the messages about locks that are left out."""
     said: list[str] = []
     found = read_records(LockFolder(folder, *tables()), (), said.append)
-    return [record.stack.tag for record in found], said
+    return [tag_of(record.resolution) for record in found], said
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_the_lock_of_a_release_that_the_matrix_lacks_is_left_out(locks: Path) ->
     smaller = replace(matrix, torch=tuple(torch for torch in matrix.torch if torch != "2.6.0"))
     said: list[str] = []
     found = read_records(LockFolder(locks, smaller, facts), (), said.append)
-    assert [record.stack.tag for record in found] == [TAG]
+    assert [tag_of(record.resolution) for record in found] == [TAG]
     assert said == [f"left out: {OTHER}: not a cell of the matrix"]
 
 

@@ -18,7 +18,6 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.standalone import StandalonePythons
-from torchkiln.compare.locks import lock_change
 from torchkiln.docker.dockerfile import render
 from torchkiln.errors import BadWheel, ConfigError, Stale, ToolMissing
 from torchkiln.lock.file import from_json, to_json
@@ -196,18 +195,6 @@ def test_a_contradictory_lock_is_refused(name: str) -> None:
 def test_committed_locks_do_not_change(path: Path) -> None:
     """Their bytes are as before, so the digests of their images are, too."""
     assert to_json(from_json(path.read_bytes())) == path.read_bytes()
-
-
-def test_a_change_of_the_lock_names_the_python() -> None:
-    """The version changes, or the archive of the same version."""
-    assert LOCKED.standalone
-    newer = replace(LOCKED, standalone=replace(LOCKED.standalone, version="3.12.9"))
-    (change,) = lock_change(TAG, LOCKED, newer).packages
-    assert (change.name, change.a, change.b) == ("cpython", "3.12.8", "3.12.9")
-
-    other = replace(LOCKED, standalone=replace(LOCKED.standalone, sha256="4" * 64))
-    (swapped,) = lock_change(TAG, LOCKED, other).swapped
-    assert (swapped.name, swapped.a, swapped.b) == ("cpython 3.12.8", "3" * 64, "4" * 64)
 
 
 def test_the_cache_keeps_what_its_build_needs() -> None:

@@ -25,7 +25,6 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "pick": ("pick", "--driver", "535", "--gpu", "H100"),
     "plan": ("plan", *CELL),
     "explain": ("explain", *CELL),
-    "sharing": ("sharing",),
     "base show": ("base", "show"),
     "smoke show": ("smoke", "show", PROOF),
     "dry run": (*CELL, "--dry-run"),
@@ -56,10 +55,6 @@ def facts_of(name: str) -> Iterator[str]:
         yield value["tag"]
         build = value["resolution"]["build"]
         yield from (value["resolution"]["full_driver"], build["version"], build["cudnn"], *value["gpus"])
-    elif name == "sharing":
-        for image in value["images"]:
-            yield image["tag"]
-            yield from (size(image[place]["shared_bytes"]) for place in ("registry", "disk"))
     elif name == "dry run":
         yield value["tag"]
         yield from (size(layer["bytes"]) for layer in value["layers"])

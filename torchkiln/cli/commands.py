@@ -47,6 +47,5 @@ COMMANDS = {name: place for section in SECTIONS.values() for name, place in sect
 EARLIER = {
     "catalog": ("ls",),
     "retract": ("withdraw",),
-    "sharing": ("plan", "sharing"),
     "toolkit": ("plan", "toolkit"),
 }

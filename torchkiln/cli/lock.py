@@ -1,4 +1,4 @@
-"""`torchkiln lock`: locks cells, and checks, records or compares their locks."""
+"""`torchkiln lock`: locks cells, and checks or records their locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torchkiln.base.remake import APT_EFFECTS, committed_effects
 from torchkiln.build.record import record_layers
 from torchkiln.build.standalone import StandalonePythons
 from torchkiln.cli.shared.console import open_cache
-from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
@@ -62,13 +61,7 @@ from torchkiln.store.store import Store
     help="lock wheels of PyTorch's own index by their publicly recorded hashes, without using that index",
 )
 @click.option("--check", is_flag=True, help="only list stale locks (exit 5); needs no network")
-@click.option(
-    "--diff",
-    "since",
-    metavar="GIT_REF",
-    help="only print how the locks differ from this revision, as Markdown",
-)
-@click.option("--json", "as_json", is_flag=True, help="with --diff or --project: print JSON")
+@click.option("--json", "as_json", is_flag=True, help="with --project: print JSON")
 @click.option(
     "--as-of",
     metavar="DATE",
@@ -86,7 +79,6 @@ def lock(
     record: bool,
     by_record: bool,
     check: bool,
-    since: str | None,
     as_json: bool,
     as_of: str | None,
     images: Path,
@@ -100,12 +92,12 @@ def lock(
     """
     if allow_missing and project is None:
         raise click.UsageError("--allow-missing requires --project")
-    if as_json and since is None and project is None:
-        raise click.UsageError("--json requires --diff or --project")
+    if as_json and project is None:
+        raise click.UsageError("--json requires --project")
     if project is not None:
-        if upgrade_base or record or by_record or since is not None:
+        if upgrade_base or record or by_record:
             raise click.UsageError(
-                "--project cannot be used with --upgrade-base, --record, --public-record or --diff"
+                "--project cannot be used with --upgrade-base, --record or --public-record"
             )
         cell, locks = project_cell(chosen, project.folder, images)
         wanted = ProjectRequest(
@@ -117,9 +109,6 @@ def lock(
             may_lack=tuple(filter(None, allow_missing)) if allow_missing else None,
         )
         (_check_project if check else _lock_project)(wanted, locks, as_json=as_json)
-        return
-    if since is not None:
-        show_changes(since, images, chosen.tags() if chosen.any else (), as_json=as_json)
         return
     cells, matrix, facts = chosen.cells(must_name=not check)
     folder = LockFolder(images, matrix, facts)

@@ -1,4 +1,4 @@
-"""`torchkiln plan`: shows the layers of an image before it is built; a group with `sharing` and `toolkit`."""
+"""`torchkiln plan`: shows the layers of an image before it is built; a group with `toolkit`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
-from torchkiln.cli.sharing import sharing
 from torchkiln.cli.toolkit import toolkit
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.load import plan_cell
@@ -21,7 +20,7 @@ from torchkiln.plan.plan import to_json
 
 @click.group("plan", cls=default_group("show"))
 def plan() -> None:
-    """Show the layers of images before they are built, and what they share. `plan` means `plan show`."""
+    """Show the layers of images before they are built. `plan` means `plan show`."""
 
 
 @plan.command("show")
@@ -61,5 +60,4 @@ def _megabytes(size: int | None) -> str:
     return "?" if size is None else f"{size / 1e6:,.1f}"
 
 
-plan.add_command(sharing)
 plan.add_command(toolkit)

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, BinaryIO, Protocol, cast
 
 from torchkiln.compare.docker_save import read_saved, stream_of, titles_of
@@ -32,7 +31,7 @@ ENGINE_PATHS = frozenset(
 )
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 600  # seconds without data; an engine sends little while it packs layers
-LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
+_LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
 
 
 class ImageReader(Protocol):
@@ -89,15 +88,6 @@ def contents_of(layer: LayerOnDisk, wanted: PathFilter, observer: Observer | Non
     """
     with _opened(layer, observer) as stream:
         return layer_contents(stream, wanted)
-
-
-def unpacked_of(layer: LayerOnDisk, observer: Observer | None = None) -> int:
-    """The uncompressed size of *layer* in bytes; it is read to its end.
-
-    :raises VerificationFailed: it is damaged or does not match its diff_id.
-    """
-    with _opened(layer, observer) as stream:
-        return sum(len(chunk) for chunk in iter(partial(stream.read, _CHUNK), b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +252,11 @@ def _opened(layer: LayerOnDisk, observer: Observer | None) -> Iterator[BinaryIO]
             found = hashed.digest()
         observer.end("read", layer.digest)
     except DAMAGED as error:
-        raise VerificationFailed(f"cannot read layer {layer.digest}: {error}", hint=LAYOUT_HINT) from error
+        raise VerificationFailed(f"cannot read layer {layer.digest}: {error}", hint=_LAYOUT_HINT) from error
     if found != layer.diff_id:
         raise VerificationFailed(
             f"layer {layer.digest}: digest mismatch: the uncompressed tar is {found}, not {layer.diff_id}",
-            hint=LAYOUT_HINT,
+            hint=_LAYOUT_HINT,
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchkiln.compare.sharing import Stack, StoredLayer, share
 from torchkiln.gate.cell_state import CellRecord, state
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
@@ -14,6 +14,8 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.sentences import limit_of, reason_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
 from torchkiln.site.catalogue import (
@@ -35,7 +37,7 @@ class ImageRecord:
 
     resolution: Resolution
     kept: CellRecord
-    stack: Stack
+    layers: tuple[tuple[str, Blob | None], ...]  # titles and blobs, lowest first; None: no lock records it
     aliases: tuple[str, ...]
 
 
@@ -54,8 +56,8 @@ def catalogue(
     :param published: the images in *registry*, by tag.
     """
     ordered = sorted(records, key=lambda record: _order(record.resolution.cell, matrix))
-    storage = share([record.stack for record in ordered]).registry
     tags = [tag_of(record.resolution) for record in ordered]
+    users = _users(ordered, tags)
     return Catalogue(
         local=matrix.repository,
         registry=registry,
@@ -71,11 +73,11 @@ def catalogue(
                 limits=tuple(limit_of(limit, facts) for limit in record.resolution.limits),
                 gpus=_gpus(record.resolution, facts),
                 packages=tuple(_packages(record.kept.locked)),
-                layers=tuple(_layers(record, stored, tags, position)),
+                layers=tuple(_layers(record, users, tag)),
                 runs=_runs(record.kept),
                 published=(published or {}).get(tag),
             )
-            for position, (tag, record, stored) in enumerate(zip(tags, ordered, storage.images, strict=True))
+            for tag, record in zip(tags, ordered, strict=True)
         ),
     )
 
@@ -105,12 +107,19 @@ def _packages(locked: LockedCell) -> Iterator[ListedPackage]:
         yield ListedPackage(system="os", name=deb.name, version=deb.version)
 
 
-def _layers(
-    record: ImageRecord, stored: Sequence[StoredLayer | None], tags: Sequence[str], position: int
-) -> Iterator[ListedLayer]:
-    for level, layer in zip(record.stack.levels, stored, strict=True):
-        others = [image for image in layer.images if image != position] if layer else []
-        yield ListedLayer(title=level.title, blob=level.blob, images=tuple(tags[image] for image in others))
+def _users(records: Sequence[ImageRecord], tags: Sequence[str]) -> Mapping[Digest, list[str]]:
+    """The tags of the images that have a blob, at any position: a registry stores it once."""
+    users: dict[Digest, list[str]] = defaultdict(list)
+    for tag, record in zip(tags, records, strict=True):
+        for digest in {blob.digest for _, blob in record.layers if blob}:
+            users[digest].append(tag)
+    return users
+
+
+def _layers(record: ImageRecord, users: Mapping[Digest, Sequence[str]], tag: str) -> Iterator[ListedLayer]:
+    for title, blob in record.layers:
+        others = [user for user in users[blob.digest] if user != tag] if blob else []
+        yield ListedLayer(title=title, blob=blob, images=tuple(others))
 
 
 def _runs(kept: CellRecord) -> tuple[Run, ...]:

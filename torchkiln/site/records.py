@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torchkiln.build.predicted_digest import predicted_digest
-from torchkiln.compare.stacks import stacks_of
+from torchkiln.build.cache_keys import key_of
+from torchkiln.build.predicted_digest import predicted_blobs, predicted_digest
 from torchkiln.errors import KilnError, NothingSelected
 from torchkiln.gate.cell_state import NO_LOCKS, record_of
 from torchkiln.lock.folder import LockFolder
@@ -17,7 +17,9 @@ from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.model.report import SignedReport
 from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.load import plan_locked
@@ -50,11 +52,30 @@ def read_records(
         ImageRecord(
             resolution=resolution,
             kept=record_of(locked, predicted_digest(plan), by_tag[tag_of(resolution)], earlier_locks),
-            stack=stack,
+            layers=layers,
             aliases=aliases_of(resolution, locks.matrix, locks.facts),
         )
-        for (resolution, locked), plan, stack in zip(found, plans, stacks_of(plans), strict=True)
+        for (resolution, locked), plan, layers in zip(found, plans, _layers(plans), strict=True)
     )
+
+
+def _layers(plans: Sequence[ImagePlan]) -> Iterator[tuple[tuple[str, Blob | None], ...]]:
+    """The titles and blobs of the layers that builds of *plans* produce, as far as the locks record them.
+
+    A layer that one lock records is known for all plans with the same layer: devel has the layers of runtime.
+    """
+    predicted = [list(zip(plan.layers, predicted_blobs(plan), strict=True)) for plan in plans]
+    known = {
+        key_of(spec): blob
+        for layers in predicted
+        for spec, blob in layers
+        if blob and isinstance(spec, MadeLayer)
+    }
+    for layers in predicted:
+        yield tuple(
+            (spec.title, known.get(key_of(spec)) if not blob and isinstance(spec, MadeLayer) else blob)
+            for spec, blob in layers
+        )
 
 
 def _locked(locks: LockFolder, say: Callable[[str], None]) -> Iterator[tuple[Resolution, LockedCell]]:

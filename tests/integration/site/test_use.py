@@ -17,11 +17,11 @@ from tests.site_browser import COMPARE, FACTS, FILL, NAMES, shown, tags_listed, 
 from tests.site_scene import listed
 from tests.unit.test_site import PROVED
 from tools.kept import tables
-from torchkiln.compare.locks import lock_change
 from torchkiln.matrix.pick import parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution
+from torchkiln.model.lock import LockedCell
 
 pytestmark = pytest.mark.proof
 
@@ -176,12 +176,27 @@ def test_the_comparison_agrees_with_that_of_locks(page: Page, folder: Path) -> N
     assert set(itertools.chain(*pairs)) == set(by_tag)
     found = page.evaluate(COMPARE, pairs)
     for (a, b), seen in zip(pairs, found, strict=True):
-        change = lock_change(a, by_tag[a].locked, by_tag[b].locked)
-        rows = [[each.name, each.a or "–", each.b or "–"] for each in change.packages]
-        assert sorted(seen["changed"]) == sorted(rows), (a, b)
-        assert seen["swapped"] == sorted(each.name for each in change.swapped), (a, b)
+        left, right = contents(by_tag[a].locked), contents(by_tag[b].locked)
+        rows = [
+            [key[1], left[key][0] if key in left else "–", right[key][0] if key in right else "–"]
+            for key in left.keys() | right.keys()
+        ]
+        assert sorted(seen["changed"]) == sorted(row for row in rows if row[1] != row[2]), (a, b)
+        swapped = [
+            f"{key[1]} {left[key][0]}"
+            for key in left.keys() & right.keys()
+            if left[key][0] == right[key][0] and left[key] != right[key]
+        ]
+        assert seen["swapped"] == sorted(swapped), (a, b)
         assert seen["shared"] == sum(b in layer.images for layer in by_tag[a].layers), (a, b)
     assert any(seen["swapped"] for seen in found)
+
+
+def contents(locked: LockedCell) -> dict[tuple[str, str], tuple[str, str]]:
+    """Version and SHA-256 of each package, by system and name; the lock has no hash of an OS package."""
+    wheels = {("python", wheel.name): (wheel.version, wheel.sha256) for wheel in locked.wheels}
+    parts = {("toolkit", part.component): (part.version, part.sha256) for part in locked.archives}
+    return wheels | parts | {("os", deb.name): (deb.version, "") for deb in locked.os_packages}
 
 
 # --- commands --------------------------------------------------------------------------------------

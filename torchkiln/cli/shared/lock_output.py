@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import click
 
 from torchkiln.cli.shared.console import progress
 from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.compare.locks import lock_change
+from torchkiln.compare.layers import package_changes
 from torchkiln.errors import KilnError, printable
 from torchkiln.lock.session import LockResult
 from torchkiln.matrix.public_record import record_notice
+from torchkiln.model.contents import Package
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Reporting
 from torchkiln.model.untrusted import USES, is_untrusted
@@ -73,11 +75,18 @@ def _changes(result: LockResult) -> str:
         return "new"
     if result.previous == result.lock:
         return "unchanged"
-    found = lock_change(result.tag, result.previous, result.lock)
     moved = [
         f"{change.name} {change.a or '(new)'} → {change.b or '(removed)'}"
-        for change in found.packages
-        if change.system != "os"
+        for change in package_changes(_packages(result.previous), _packages(result.lock))
     ]
-    moved += ["base"] if found.base[0] != found.base[1] else []
+    moved += ["base"] if result.previous.base.digest != result.lock.base.digest else []
     return "; ".join(moved) or "new facts, same wheels"
+
+
+def _packages(locked: LockedCell) -> list[Package]:
+    """The wheels and the parts of NVIDIA's toolkit; a new base is one word, without its packages."""
+    package = partial(Package, place="")
+    return [
+        *(package(system="python", name=wheel.name, version=wheel.version) for wheel in locked.wheels),
+        *(package(system="toolkit", name=part.component, version=part.version) for part in locked.archives),
+    ]

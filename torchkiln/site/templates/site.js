@@ -154,7 +154,7 @@
     show();
   }
 
-  // --- the comparison: that of torchkiln/compare/locks.py -----------------------------------------
+  // --- the comparison -----------------------------------------------------------------------------
 
   function compare(table, a, b) {
     const packages = (image) => new Map(image.packages.map((at) => table.packages[at]).map((one) => [`${one[0]} ${one[1]}`, one]));
