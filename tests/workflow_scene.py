@@ -29,9 +29,11 @@ _BUILD = 'import sys\nfrom tests.servers.ci_tools import main\nsys.exit(main("to
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """*cell* with another version of tqdm and another base."""
-    wheels = (*(locked for locked in cell.wheels if locked.name != "tqdm"), wheel("tqdm", "9.9", megabytes=1))
-    return replace(cell, wheels=wheels, base=replace(cell.base, digest=Digest("sha256:" + "c" * 64)))
+    """*cell* with another version of tqdm, another file of the same jupyterlab, and another base."""
+    tqdm = wheel("tqdm", "9.9", megabytes=1)
+    wheels = [tqdm if locked.name == "tqdm" else locked for locked in cell.wheels]
+    wheels[0] = replace(wheels[0], sha256="5" * 64)
+    return replace(cell, wheels=tuple(wheels), base=replace(cell.base, digest=Digest("sha256:" + "c" * 64)))
 
 
 def upgrade(images: Path) -> None:

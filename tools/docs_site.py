@@ -45,7 +45,6 @@ MENU: Mapping[str, tuple[str, ...]] = {
     "GPU hosts": ("gpu-hosts/",),
     "Build": (
         "project-folder.md",
-        "sharing.md",
         "layer-formats.md",
         "cache.md",
         "pytorch-index.md",

@@ -32,7 +32,7 @@ PAGES = (
     ROOT / "README.zh-CN.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("architecture", "grid", "image", "modules", "reference", "sharing", "smoke", "status")
+        for name in ("architecture", "grid", "image", "modules", "reference", "smoke", "status")
     ),
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"

@@ -55,23 +55,17 @@ def _images() -> Path:
     return here if here.exists() else (named or project_matrix()).parent / here
 
 
-def layout_option(
-    text: str = "the OCI layout that holds the image",
-    default: Path | None = Path("dist"),
-    *,
-    owned: bool = True,
-) -> Decorator:
+def layout_option(text: str = "the OCI layout that holds the image", *, owned: bool = True) -> Decorator:
     """The option --output, an OCI layout; *owned*: refuse a layout that other users can change."""
     callback = _demand_own if owned else None
     return click.option(
-        "--output", type=FOLDER, default=default, show_default=True, callback=callback, help=text
+        "--output", type=FOLDER, default=Path("dist"), show_default=True, callback=callback, help=text
     )
 
 
-def _demand_own(_: click.Context, __: click.Parameter, layout: Path | None) -> Path | None:
+def _demand_own(_: click.Context, __: click.Parameter, layout: Path) -> Path:
     """:raises ConfigError: other users can change the layout."""
-    if layout is not None:
-        demand_own_layout(layout)
+    demand_own_layout(layout)
     return layout
 
 
