@@ -140,11 +140,11 @@ def test_the_sbom_names_the_archives(scene: Scene, devel: Path) -> None:
     place = ("--output", str(scene.images.parent / "dist"))
     ran = scene.command("sbom", DEVEL, "--images", str(scene.images), *place)
     assert ran.returncode == 0, ran.stderr
-    (nvcc,) = (package for package in json.loads(ran.stdout)["packages"] if package["name"] == "cuda_nvcc")
+    (nvcc,) = (package for package in json.loads(ran.stdout)["components"] if package["name"] == "cuda_nvcc")
     (locked,) = (
         archive for archive in load_locked(scene.images, DEVEL).archives if archive.component == nvcc["name"]
     )
-    assert (nvcc["versionInfo"], nvcc["checksums"][0]["checksumValue"]) == (locked.version, locked.sha256)
+    assert (nvcc["version"], nvcc["hashes"][0]["content"]) == (locked.version, locked.sha256)
 
     document = devel / "sbom.json"
     document.write_text(ran.stdout)

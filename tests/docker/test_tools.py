@@ -178,7 +178,7 @@ def test_without_a_context_apt_installs_missing_tools(both: Scene) -> None:
 def test_the_sbom_has_them_with_their_hashes(both: Scene) -> None:
     ran = both.command("sbom", DEVEL, "--images", str(both.images))
     assert ran.returncode == 0, ran.stderr
-    packages = {package["name"]: package for package in json.loads(ran.stdout)["packages"]}
+    packages = {package["name"]: package for package in json.loads(ran.stdout)["components"]}
 
-    assert packages["cmake"]["versionInfo"].startswith("3.")
+    assert packages["cmake"]["version"].startswith("3.")
     assert "pkg:deb/debian/cmake@" in json.dumps(packages["cmake"])

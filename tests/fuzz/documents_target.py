@@ -91,7 +91,12 @@ def documents() -> tuple[Any, ...]:
     )
     index = {"schemaVersion": 2, "manifests": [_ENTRY]}
     manifest = {"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY}
-    sbom = {"spdxVersion": "SPDX-2.3", "packages": [{"SPDXID": "x", "primaryPackagePurpose": "CONTAINER"}]}
+    sbom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "metadata": {"component": {"type": "container"}},
+        "components": [{"name": "x", "version": "1", "purl": "pkg:pypi/x@1"}],
+    }
     small = (index, manifest, _CONFIG, _STATEMENT, _ENVELOPE, _BUNDLE, sbom)
     return (*small, *(json.loads((ROOT / file).read_bytes()) for file in files))
 

@@ -155,7 +155,7 @@ _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
     r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io|slsa\.dev|sigstore\.dev|spdx\.dev"
-    r"|spdx\.org|cyclonedx\.org|git-lfs\.github\.com|download\.pytorch\.org|developer\.download\.nvidia\.com|token\.actions\.githubusercontent\.com"
+    r"|cyclonedx\.org|git-lfs\.github\.com|download\.pytorch\.org|developer\.download\.nvidia\.com|token\.actions\.githubusercontent\.com"
     r"|snapshot\.debian\.org|snapshot\.ubuntu\.com"
 )
 

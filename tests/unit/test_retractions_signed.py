@@ -72,7 +72,7 @@ def test_three_untrusted_retractions_are_shown(scene: Scene) -> None:
     assert len({*shown} & {f"reason {number}" for number in range(4)}) == len(shown) == 3
 
 
-@pytest.mark.parametrize("kind", [None, "https://spdx.dev/Document"], ids=["stripped", "SBOM"])
+@pytest.mark.parametrize("kind", [None, "https://cyclonedx.org/bom"], ids=["stripped", "SBOM"])
 def test_a_retraction_with_a_wrong_annotation(scene: Scene, kind: str | None) -> None:
     """A registry can change or remove annotations, so only the signed statement counts."""
     scene.publish()

@@ -204,7 +204,6 @@ KINDS = {
     "provenance": (PROVENANCE, "provenance: no trusted provenance found"),
     "the decision": ("urn:torchkiln:clearance:1", "no trusted decision of the gate found"),
     "names": ("urn:torchkiln:publication:1", "the statement of its names is missing"),
-    "SPDX": ("https://spdx.dev/Document", "no trusted SPDX document found"),
     "CycloneDX": ("https://cyclonedx.org/bom", "no trusted CycloneDX document found"),
 }
 

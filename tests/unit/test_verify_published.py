@@ -21,7 +21,7 @@ from torchkiln.smoke.attestation import attest
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
-SPDX = "https://spdx.dev/Document"
+CYCLONEDX = "https://cyclonedx.org/bom"
 
 
 def test_an_unchanged_image_passes(each_scene: Scene) -> None:
@@ -148,21 +148,32 @@ def test_a_configuration_that_does_not_match_its_lock(scene: Scene, monkeypatch:
 
 def test_a_missing_sbom(scene: Scene) -> None:
     scene.publish()
-    scene.lose(SPDX)
+    scene.lose(CYCLONEDX)
 
-    assert "sbom: no trusted SPDX document found" in scene.refused()
+    assert "sbom: no trusted CycloneDX document found" in scene.refused()
 
 
 def test_a_wrong_sbom(scene: Scene) -> None:
     """The publisher signed it, but one wheel in it has a different version."""
     scene.publish()
-    bill = json.loads(base64.b64decode(scene.bundle(SPDX)["dsseEnvelope"]["payload"]))["predicate"]
-    wheel = next(package for package in bill["packages"] if package["name"] == "torch")
-    wheel["versionInfo"] = "2.7.9"
-    scene.replace(SPDX, ByKey(P256).sign(statement(TAG, scene.image.manifest, SPDX, bill)).data)
+    bill = json.loads(base64.b64decode(scene.bundle(CYCLONEDX)["dsseEnvelope"]["payload"]))["predicate"]
+    wheel = next(part for part in bill["components"] if part["name"] == "torch")
+    wheel["version"], wheel["purl"] = "2.7.9", "pkg:pypi/torch@2.7.9"
+    scene.replace(CYCLONEDX, ByKey(P256).sign(statement(TAG, scene.image.manifest, CYCLONEDX, bill)).data)
 
-    assert "sbom: SPDX: " in (result := scene.refused())
-    assert "2.7.9" in result
+    assert "sbom: Python package torch: the SBOM has 2.7.9, the image 1.0" in scene.refused()
+
+
+def test_a_statement_in_spdx_is_not_used(scene: Scene) -> None:
+    """Earlier versions attached one to each image. Whatever it says, it is like any unknown statement."""
+    scene.publish()
+    old = ByKey(P256).sign(statement(TAG, scene.image.manifest, "https://spdx.dev/Document", {"packages": 7}))
+    scene.beside(old.kind, old.data)
+
+    assert scene.counted().startswith("7 statements by ")
+    assert scene.verify("--full").exit_code == 0
+    scene.lose(CYCLONEDX)
+    assert "sbom: no trusted CycloneDX document found" in scene.refused()
 
 
 def test_a_stale_referrer(each_scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""`torchkiln sbom`: prints an image's SBOM as SPDX or CycloneDX, or compares an SBOM with the image."""
+"""`torchkiln sbom`: prints an image's SBOM as CycloneDX, or compares an SBOM with the image."""
 
 from __future__ import annotations
 
@@ -31,25 +31,15 @@ from torchkiln.util.strict_json import read_given
 @name_argument
 @selection
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["spdx", "cyclonedx"]),
-    default="spdx",
-    show_default=True,
-    help="SPDX 2.3 or CycloneDX 1.6, both as JSON",
-)
-@click.option(
     "--check", "document", type=FILE, help="compare this SBOM with the image instead of printing one"
 )
 @images_folder
 @layout_option()
-def sbom(
-    name: str | None, chosen: CellOptions, form: str, document: Path | None, images: Path, output: Path
-) -> None:
+def sbom(name: str | None, chosen: CellOptions, document: Path | None, images: Path, output: Path) -> None:
     """Print the SBOM of the image TAG: every wheel and OS package, with hash, licence and package URL.
 
-    The SBOM of a project's image lists the packages kept from the parent image, the project's own packages,
-    and the project itself.
+    It is a CycloneDX 1.6 document in JSON. The SBOM of a project's image lists the packages kept from the
+    parent image, the project's own packages, and the project itself.
 
     It is made from the lock and the layers of the image; the next run need not read the layers again. Exits
     with 12 if the image does not match its lock, or the document of --check does not match the image.
@@ -64,11 +54,9 @@ def sbom(
     for note in bill.notes:
         say(f"sbom: {note}")
     say(f"sbom: {bill.tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
-    if form == "spdx":  # each library takes half a second to import
-        from torchkiln.sbom.spdx import spdx as write
-    else:
-        from torchkiln.sbom.cyclonedx import cyclonedx as write
-    click.echo(write(bill), nl=False)
+    from torchkiln.sbom.cyclonedx import cyclonedx  # its library takes half a second to import
+
+    click.echo(cyclonedx(bill), nl=False)
 
 
 def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:

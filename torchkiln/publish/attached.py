@@ -20,7 +20,7 @@ from torchkiln.model.report import SignedReport
 from torchkiln.publish.fetched import download, read_manifests
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
-from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.sbom.statements import CYCLONEDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
@@ -160,22 +160,19 @@ class Point:
     text: str
 
 
-def of_sboms(
+def of_sbom(
     statements: AttachedStatements,
-    differences: Callable[[bytes, str], Sequence[str]],
-    good: str = "SPDX and CycloneDX match the image",
+    differences: Callable[[bytes], Sequence[str]],
+    good: str = "CycloneDX matches the image",
 ) -> Point:
-    """Check both SBOMs with *differences*, which compares a document with the image; *good*: if all match."""
-    wrong: list[str] = []
-    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
-        documents = statements.all(kind)
-        if not documents:
-            wrong.append(f"no trusted {name} document found")
-        for document in documents:
-            try:
-                wrong += [f"{name}: {text}" for text in differences(document_of(document), name)]
-            except KilnError as error:
-                wrong.append(error.message)
+    """Check the SBOM with *differences*, which compares a document with the image; *good*: if it matches."""
+    documents = statements.all(CYCLONEDX)
+    wrong = [] if documents else ["no trusted CycloneDX document found"]
+    for document in documents:
+        try:
+            wrong += differences(document_of(document))
+        except KilnError as error:
+            wrong.append(error.message)
     if wrong:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         return Point("sbom", False, "\n".join([*wrong[:_SHOWN], *more]))

@@ -34,7 +34,7 @@ from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.project import bill_of_project
-from torchkiln.sbom.statements import sboms
+from torchkiln.sbom.statements import sbom_statement
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
@@ -159,7 +159,9 @@ class PublishSession:
         cleared = self._cleared(self.inputs.judge(image, locked, self.images), target.override)
         bill = bill_of_image(image, locked, self.images, self.store, name=target.repository.name)
         origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
-        return PreparedImage(cleared=cleared, image=image, statements=(origin, *sboms(bill)), names=names)
+        return PreparedImage(
+            cleared=cleared, image=image, statements=(origin, sbom_statement(bill)), names=names
+        )
 
     def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
         """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
@@ -169,7 +171,7 @@ class PublishSession:
         names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)
         cleared = self._cleared(self.inputs.judge_project(project, self.images), target.override)
         bill = bill_of_project(project, self.images, self.store, name=target.repository.name)
-        return PreparedImage(cleared=cleared, image=image, statements=sboms(bill), names=names)
+        return PreparedImage(cleared=cleared, image=image, statements=(sbom_statement(bill),), names=names)
 
     def send(
         self, ref: str, prepared: PreparedImage, registry: Registry, target: PublishTarget

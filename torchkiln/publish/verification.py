@@ -19,7 +19,7 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.validate.documents import LayoutFault
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
-from torchkiln.publish.attached import Point, of_sboms
+from torchkiln.publish.attached import Point, of_sbom
 from torchkiln.publish.rebuild import RebuildContext, rebuild
 from torchkiln.publish.verify import Verification, VerifyCriteria, verify
 from torchkiln.publish.verify_below import verify_below
@@ -166,9 +166,7 @@ class VerifySession:
         yield Point("layers", True, f"{len(image.layers)} layers, {total}, every file verified")
         evidence = read_evidence(image, Store(layout.with_name("cache")), observer=self.observer)
         items = items_of(evidence)
-        point = of_sboms(
-            result.statements, lambda data, name: matches(data, image.manifest, items, where=name)
-        )
+        point = of_sbom(result.statements, lambda data: matches(data, image.manifest, items))
         yield replace(point, what="contents")
 
     def _rebuild(

@@ -35,7 +35,7 @@ from torchkiln.publish.attached import (
     AttachedStatements,
     Point,
     attached,
-    of_sboms,
+    of_sbom,
     reports_in,
 )
 from torchkiln.publish.publish import SIGNATURE
@@ -96,12 +96,7 @@ def verify(
     if provenance is not None:
         points.append(_of_lock(provenance, image, criteria.planned))
         points.append(_of_reports(statements, provenance.locked, image.manifest, criteria, trust))
-        points.append(
-            of_sboms(
-                statements,
-                lambda data, name: matches_lock(data, image.manifest, provenance.locked, where=name),
-            )
-        )
+        points.append(of_sbom(statements, lambda data: matches_lock(data, image.manifest, provenance.locked)))
         if tag is not None:
             points.append(
                 _of_name(tag, statements, tag_of(provenance.locked.resolution), image, criteria.matrix)

@@ -1,4 +1,4 @@
-"""Writes an image's software bill of materials as SPDX and CycloneDX; compares one with an image or a lock.
+"""Writes an image's software bill of materials as CycloneDX; compares one with an image or a lock.
 
 The bill combines the lock with the package metadata in the image.
 """

@@ -93,10 +93,10 @@ class Bill:
         qualifiers = {"arch": LINUX_AMD64.architecture, "tag": self.tag}
         return PackageURL("oci", None, self.name, self.image, qualifiers).to_string()
 
-    def serial(self, document_format: str) -> UUID:
-        """The id of its document in *document_format*, unique for the image and the content."""
+    def serial(self) -> UUID:
+        """The id of its document, unique for the image and the content."""
         modified = (f"{part.ref}: {part.modified}" for part in self.components if part.modified)
-        content = (document_format, self.image, self.tool, *map(repr, self.components), *self.notes)
+        content = ("cyclonedx", self.image, self.tool, *map(repr, self.components), *self.notes)
         content = (*content, *modified)
         return uuid5(_NAMESPACE, "\n".join(content))
 

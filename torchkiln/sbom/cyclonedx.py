@@ -17,7 +17,6 @@ from packageurl import PackageURL
 from torchkiln.sbom.bill import Bill, BillComponent
 from torchkiln.sbom.licences import Licence, joined
 
-MEDIA_TYPE = "application/vnd.cyclonedx+json"
 _DECLARED = LicenseAcknowledgement.DECLARED
 
 
@@ -30,7 +29,7 @@ def cyclonedx(bill: Bill) -> bytes:
     system, _, version = bill.os.partition(" ")
     os = _plain(ComponentType.OPERATING_SYSTEM, system, version)
     bom = Bom(
-        serial_number=bill.serial("cyclonedx"),
+        serial_number=bill.serial(),
         metadata=BomMetaData(
             timestamp=bill.made,
             component=image,

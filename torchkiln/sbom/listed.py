@@ -1,7 +1,7 @@
-"""Reads the components that an SPDX 2.3 or CycloneDX 1.6 document lists.
+"""Reads the components that a CycloneDX 1.6 document lists.
 
-The reader is strict, and accepts only the forms that `spdx.py` and `cyclonedx.py` write. It does not use the
-libraries that write these documents, so that it finds faults of those libraries.
+The reader is strict, and accepts only the form that `cyclonedx.py` writes. It does not use the library that
+writes these documents, so that it finds faults of that library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SbomContents:
 
 
 def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
-    """Read *document*, in SPDX or CycloneDX; *where* is its name in messages.
+    """Read *document*, in CycloneDX; *where* is its name in messages.
 
     :raises VerificationFailed: it is invalid or ambiguous.
     """
@@ -56,50 +56,11 @@ def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
         content = json_of(document)
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
-        if content.get("spdxVersion") == "SPDX-2.3":
-            return _spdx(content)
-        if content.get("bomFormat") == "CycloneDX" and content.get("specVersion") == "1.6":
-            return _cyclonedx(content)
-        raise ValueError("neither SPDX 2.3 nor CycloneDX 1.6")
+        if (content.get("bomFormat"), content.get("specVersion")) != ("CycloneDX", "1.6"):
+            raise ValueError("not a CycloneDX 1.6 document")
+        return _cyclonedx(content)
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
-
-
-def _spdx(content: Mapping[str, Any]) -> SbomContents:
-    packages = list(_mappings(content, "packages"))
-    images = [package for package in packages if package.get("primaryPackagePurpose") == "CONTAINER"]
-    if len(images) != 1:
-        raise ValueError(f"must describe one image, not {len(images)}")
-    described = {
-        _text(relationship, "relatedSpdxElement")
-        for relationship in _mappings(content, "relationships")
-        if relationship.get("relationshipType") == "DESCRIBES"
-    }
-    if described != {_text(images[0], "SPDXID")}:
-        raise ValueError("its DESCRIBES relationship does not name its image")
-    items = [
-        _item(
-            package,
-            "versionInfo",
-            _spdx_purl(package),
-            _hash(package, "checksums", "SHA256", "checksumValue"),
-        )
-        for package in packages
-        if package is not images[0]
-    ]
-    digest = _hash(images[0], "checksums", "SHA256", "checksumValue")
-    return SbomContents(image=_image(digest), items=tuple(items))
-
-
-def _spdx_purl(package: Mapping[str, Any]) -> str:
-    purls = [
-        _text(reference, "referenceLocator")
-        for reference in _mappings(package, "externalRefs")
-        if reference.get("referenceType") == "purl"
-    ]
-    if len(purls) != 1:
-        raise ValueError(f"{_called(package)}: must have one package URL, not {len(purls)}")
-    return purls[0]
 
 
 def _cyclonedx(content: Mapping[str, Any]) -> SbomContents:
@@ -107,12 +68,8 @@ def _cyclonedx(content: Mapping[str, Any]) -> SbomContents:
     image = metadata.get("component") if isinstance(metadata, dict) else None
     if not isinstance(image, dict) or image.get("type") != "container":
         raise ValueError("metadata.component is not an image")
-    items = [
-        _item(part, "version", _text(part, "purl"), _hash(part, "hashes", "SHA-256", "content"))
-        for part in _components(content)
-        if part.get("type") != "operating-system"
-    ]
-    return SbomContents(image=_image(_hash(image, "hashes", "SHA-256", "content")), items=tuple(items))
+    items = [_item(part) for part in _components(content) if part.get("type") != "operating-system"]
+    return SbomContents(image=_image(_hash(image)), items=tuple(items))
 
 
 def _components(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -122,9 +79,9 @@ def _components(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _components(component)
 
 
-def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str) -> SbomItem:
+def _item(component: Mapping[str, Any]) -> SbomItem:
     """A component; its fields and its package URL must have the same name and version."""
-    name, version = _text(component, "name"), _text(component, version_key)
+    name, version, purl = (_text(component, key) for key in ("name", "version", "purl"))
     try:
         parsed = PackageURL.from_string(purl)
     except ValueError:
@@ -138,12 +95,14 @@ def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str
         raise ValueError(f"{_called(component)} {version[:80]}: package URL mismatch: {purl[:120]!r}")
     qualifiers = parsed.qualifiers if isinstance(parsed.qualifiers, dict) else {}
     architecture = qualifiers.get("arch", "") if system == "os" else ""
-    return SbomItem(system=system, name=name, version=version, architecture=architecture, sha256=sha256)
+    return SbomItem(
+        system=system, name=name, version=version, architecture=architecture, sha256=_hash(component)
+    )
 
 
-def _hash(component: Mapping[str, Any], key: str, algorithm: str, content: str) -> str:
-    name = "algorithm" if key == "checksums" else "alg"
-    found = [_text(row, content) for row in _mappings(component, key) if row.get(name) == algorithm]
+def _hash(component: Mapping[str, Any]) -> str:
+    """The sha256 of *component*; empty if there is none."""
+    found = [_text(row, "content") for row in _mappings(component, "hashes") if row.get("alg") == "SHA-256"]
     if len(found) > 1 or (found and not _HEX.fullmatch(found[0])):
         raise ValueError(f"{_called(component)}: invalid sha256, or more than one")
     return found[0] if found else ""

@@ -18,7 +18,7 @@ _Key = tuple[System, str, str]  # system, name, architecture
 def matches(
     document: bytes, image: Digest, found: Iterable[SbomItem], *, where: str = "SBOM"
 ) -> tuple[str, ...]:
-    """The differences between *document* (SPDX or CycloneDX) and the packages *found* in *image*.
+    """The differences between *document* (CycloneDX) and the packages *found* in *image*.
 
     Hashes are compared only if both sides have one: an image does not record the hashes of its .deb files.
     Components that are not packages (CUDA, cuDNN, NCCL) are not compared; their wheels are.

@@ -1,4 +1,4 @@
-"""Wraps a bill's SPDX and CycloneDX documents in in-toto statements about the image."""
+"""Wraps a bill's CycloneDX document in an in-toto statement about the image."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import json
 from torchkiln.attest.statement import Statement, statement
 from torchkiln.sbom.bill import Bill
 
-SPDX, CYCLONEDX = "https://spdx.dev/Document", "https://cyclonedx.org/bom"  # cosign's predicate types
+CYCLONEDX = "https://cyclonedx.org/bom"  # cosign's predicate type
 
 
-def sboms(bill: Bill) -> tuple[Statement, Statement]:
-    """The statements with the SPDX and the CycloneDX document."""
-    from torchkiln.sbom.cyclonedx import cyclonedx  # imported here because they load slowly; `verify`
-    from torchkiln.sbom.spdx import spdx  # needs only the names above
+def sbom_statement(bill: Bill) -> Statement:
+    """The statement with the CycloneDX document."""
+    from torchkiln.sbom.cyclonedx import cyclonedx  # loads slowly, and `verify` needs only the name above
 
-    return tuple(  # type: ignore[return-value]
-        statement(bill.tag, bill.image, kind, json.loads(document))
-        for kind, document in ((SPDX, spdx(bill)), (CYCLONEDX, cyclonedx(bill)))
-    )
+    return statement(bill.tag, bill.image, CYCLONEDX, json.loads(cyclonedx(bill)))
 
 
 def document_of(sbom: Statement) -> bytes:
