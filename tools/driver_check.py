@@ -1,7 +1,7 @@
-"""`python tools/driver_check.py ROOT [crun|runc]`: check that an unpacked image can use this host's GPUs.
+"""`python tools/driver_check.py ROOT`: check that an unpacked image can use this host's GPUs.
 
-It runs the image in namespaces, or with crun or runc. `python tools/driver_check.py NAME docker` runs the
-image NAME of the Docker engine with all GPUs, with the first GPU, and without a GPU.
+It runs the image in namespaces. `python tools/driver_check.py NAME docker` runs the image NAME of the Docker
+engine with all GPUs, with the first GPU, and without a GPU.
 
 ROOT needs python3, but no torch. Each GPU is tested with libcuda only: its name, and a kernel that the
 driver compiles from PTX. Prints a JSON object with the mounted files and the output of nvidia-smi; exits with
@@ -68,16 +68,15 @@ def inside() -> dict[str, Any]:
     return {"cuda": version.value, "gpus": gpus}
 
 
-def main(root: Path, program: str) -> int:
-    """Run `inside` and nvidia-smi in *root* with *program*; empty: with torchkiln's rootfs runtime."""
+def main(root: Path) -> int:
+    """Run `inside` and nvidia-smi in *root* with torchkiln's rootfs runtime."""
     from torchkiln.runtimes.command import Bind, Exited, Program
     from torchkiln.runtimes.driver import driver_for
-    from torchkiln.runtimes.oci import OciRuntime
     from torchkiln.runtimes.rootfs import RootfsRuntime
 
     driver = driver_for({}, "all")
     assert driver is not None
-    runtime = OciRuntime(program=program, driver=driver) if program else RootfsRuntime(driver=driver)
+    runtime = RootfsRuntime(driver=driver)
     here = Bind(source=Path(__file__).resolve(), target=_INSIDE)
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
@@ -140,4 +139,4 @@ if __name__ == "__main__":
     elif sys.argv[2:] == ["docker"]:
         sys.exit(in_engine(sys.argv[1]))
     else:
-        sys.exit(main(Path(sys.argv[1]), sys.argv[2] if sys.argv[2:] else ""))
+        sys.exit(main(Path(sys.argv[1])))

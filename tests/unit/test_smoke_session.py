@@ -72,7 +72,6 @@ class Scripted:
     lines: bytes
     what: str = "for tests"
     in_engine: bool = False
-    interactive: bool = False
     runtime: str = "scripted"
     commands: list[tuple[str | None, RuntimeSettings, Command]] = field(default_factory=list)
     ready_for: tuple[str | None, RuntimeSettings] = (None, RuntimeSettings())

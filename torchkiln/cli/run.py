@@ -43,7 +43,7 @@ class _WithTail(click.Command):
 )
 @selection_for_running
 @layout_option()
-@runtime_option(interactive=True)
+@runtime_option()
 @click.option("--user", metavar="UID[:GID]", help="run as this user  [default: the image's user]")
 @click.option(
     "--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="mount a file or folder of the host"

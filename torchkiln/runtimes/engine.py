@@ -34,7 +34,6 @@ class EngineRuntime:
     """A local or remote engine."""
 
     what: str
-    interactive: bool = True
     in_engine: bool = True
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:

@@ -88,10 +88,6 @@ class Runtime(Protocol):
     def in_engine(self) -> bool:
         """Whether it is an engine: images have names, ports are published, its host may be remote."""
 
-    @property
-    def interactive(self) -> bool:
-        """Whether it can pass the caller's streams through, which `run` requires."""
-
     def check(self, command: Command, settings: RuntimeSettings) -> None:
         """Check what can be checked before the image is prepared.
 

@@ -1,43 +1,27 @@
-"""Implements runtimes that start commands in an image unpacked in the cache, with this host's GPU driver."""
+"""Implements the runtime that starts commands in an image unpacked in the cache, with this host's GPUs."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes import driver
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, Program, RuntimeSettings, Streams, parse_user
+from torchkiln.runtimes.rootfs import RootfsRuntime
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.verified_root import unpacked
 
 
-class Starter(Protocol):
-    """Starts programs in a root file system, which it does not modify."""
-
-    def run(
-        self,
-        image_root: Path,
-        program: Program,
-        *,
-        timeout_s: float | None = None,
-        capture: bool = True,
-        on_line: OnLine | None = None,
-    ) -> Exited: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackedRuntime:
-    """A runtime that creates a Starter from the settings and the host's driver."""
+    """Unpacks images, and runs commands in them in Linux namespaces."""
 
-    name: str
     what: str
-    starter: Callable[[RuntimeSettings, driver.HostDriver | None], Starter]
-    interactive: bool = False
     in_engine: bool = False
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:
@@ -51,21 +35,22 @@ class UnpackedRuntime:
         """See Runtime."""
         image = source.read()
         env = image_env(image) | dict(line.split("=", 1) for line in settings.env)
-        starter = self.starter(settings, driver.driver_for(env, settings.gpus))
+        gpus = driver.driver_for(env, settings.gpus)
         root = unpacked(image, source.store, listener)
         config = image.config.get("config") or {}
-        return UnpackedImage(runtime=self.name, root=root, config=config, env=env, starter=starter)
+        starter = RootfsRuntime(shm_size=settings.shm_size, driver=gpus)
+        return UnpackedImage(root=root, config=config, env=env, starter=starter)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackedImage:
     """An image in the cache, with its environment, and this host's GPUs."""
 
-    runtime: str
     root: Path
     config: Mapping[str, Any] = field(hash=False)
     env: Mapping[str, str] = field(hash=False)
-    starter: Starter
+    starter: RootfsRuntime
+    runtime: str = "rootfs"
 
     def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
         """See RunnableImage."""

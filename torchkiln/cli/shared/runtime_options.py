@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from itertools import groupby
 
 import click
 
@@ -14,16 +13,14 @@ from torchkiln.model.progress import Observer
 from torchkiln.runtimes.table import RUNTIMES
 
 
-def runtime_option(*, interactive: bool = False) -> Decorator:
-    """The option --runtime; *interactive*: offer only runtimes that connect stdin and stdout."""
-    names = [name for name, runtime in RUNTIMES.items() if runtime.interactive or not interactive]
-    grouped = groupby(names, lambda name: RUNTIMES[name].what)
+def runtime_option() -> Decorator:
+    """The option --runtime."""
     return click.option(
         "--runtime",
-        type=click.Choice(names),
-        default=names[0],
+        type=click.Choice(list(RUNTIMES)),
+        default="rootfs",
         show_default=True,
-        help="; ".join(f"{', '.join(same)}: {what}" for what, same in grouped),
+        help="; ".join(f"{name}: {runtime.what}" for name, runtime in RUNTIMES.items()),
     )
 
 
