@@ -102,7 +102,7 @@ def _pedigree(part: BillComponent) -> Pedigree | None:
 
 def _licences(licences: Sequence[Licence]) -> Sequence[DisjunctiveLicense | LicenseExpression]:
     """One expression if all licences are in SPDX's list; else each by its id, or by its name and text."""
-    if not any(licence.references for licence in licences):
+    if not any(licence.texts for licence in licences):
         expression = joined(licences)
         if spdx_ids.is_supported_id(expression):
             return [DisjunctiveLicense(id=expression, acknowledgement=_DECLARED)]
@@ -113,9 +113,8 @@ def _licences(licences: Sequence[Licence]) -> Sequence[DisjunctiveLicense | Lice
 def _licence(licence: Licence) -> DisjunctiveLicense:
     if spdx_ids.is_supported_id(licence.expression):
         return DisjunctiveLicense(id=licence.expression, acknowledgement=_DECLARED)
-    texts = [reference.text for reference in licence.references]
     return DisjunctiveLicense(
         name=licence.words,
-        text=AttachedText(content="\n\n".join(texts)) if texts else None,
+        text=AttachedText(content="\n\n".join(licence.texts)) if licence.texts else None,
         acknowledgement=_DECLARED,
     )

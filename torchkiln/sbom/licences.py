@@ -1,13 +1,12 @@
 """Converts a package's licence metadata to SPDX expressions.
 
 Nothing is guessed. A valid SPDX expression is kept. Debian's short names are converted by the table in their
-specification (machine-readable copyright files, 1.0). Anything else becomes a LicenseRef with the original
-name and, if the package has it, the text.
+specification (machine-readable copyright files, 1.0). Anything else keeps the original name and, if the
+package has it, the text.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,21 +25,12 @@ _DEBIAN = {"Expat": "MIT", "Apache-2": "Apache-2.0", "Artistic-2": "Artistic-2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LicenceReference:
-    """A licence that is not in SPDX's list."""
-
-    id: str  # "LicenseRef-Beerware-1a2b3c4d"
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Licence:
     """A licence of a package."""
 
     words: str  # as the package writes it
-    expression: str  # SPDX
-    references: tuple[LicenceReference, ...] = ()  # one for each LicenseRef in the expression
+    expression: str = ""  # SPDX; empty: not all its names are in SPDX's list
+    texts: tuple[str, ...] = ()  # one for each name that is not in the list
 
 
 def of_expression(words: str) -> Licence | None:
@@ -48,40 +38,37 @@ def of_expression(words: str) -> Licence | None:
     found = _canonical(words)
     if found is None:
         return None
-    references = tuple(
-        LicenceReference(
-            id=ref,
-            name=ref.removeprefix("LicenseRef-"),
-            text=f"The licence that a Python package's metadata calls {ref}; its text is in the package.",
-        )
+    texts = tuple(
+        f"The licence that a Python package's metadata calls {ref}; its text is in the package."
         for ref in sorted(set(_REF.findall(found)))
     )
-    return Licence(words=found, expression=found, references=references)
+    return Licence(words=found, expression="" if texts else found, texts=texts)
 
 
 def of_words(words: str) -> Licence:
     """A licence from text that is not an expression: a name, or a whole licence."""
     clean = "\n".join(line.strip() for line in printable(words).strip().split("\n"))
-    return _referred(name_of(clean), clean)
+    return _unlisted(name_of(clean), clean)
 
 
 def of_debian(synopsis: str, texts: Mapping[str, str]) -> Licence:
     """A licence from the first line of a License field; *texts* are the licence texts of the file, by name.
 
     Names are joined by `and` and `or`; `and` has precedence, as in SPDX. A comma changes the precedence, so
-    such a line becomes a single LicenseRef.
+    such a line is kept as a single name.
     """
     words = " ".join(printable(synopsis).split())[:_MAX_EXPRESSION]
     parts = [words] if "," in words or "(" in words else _JOINED.split(words)
     found = [_of_debian_name(name, texts.get(name, texts.get(words, ""))) for name in parts[::2]]
+    if unlisted := tuple(text for licence in found for text in licence.texts):
+        return Licence(words=words or "unnamed", texts=unlisted)
     expression = " ".join(
         part
         for licence, operator in zip(found, [*parts[1::2], ""], strict=True)
         for part in (licence.expression, operator.upper())
         if part
     )
-    references = tuple(reference for licence in found for reference in licence.references)
-    return Licence(words=words or "unnamed", expression=expression, references=references)
+    return Licence(words=words, expression=expression)
 
 
 def joined(licences: Iterable[Licence]) -> str:
@@ -111,7 +98,7 @@ def _of_debian_name(name: str, text: str) -> Licence:
     found = "".join(_debian_families(name)) or _DEBIAN.get(name, name)
     expression = None if " " in found else _canonical(found)
     if expression is None or expression.startswith("LicenseRef-"):
-        return _referred(
+        return _unlisted(
             name_of(name), text or f"{name}\n\nThe package's copyright file contains no other text about it."
         )
     return Licence(words=name, expression=expression)
@@ -126,9 +113,5 @@ def _debian_families(name: str) -> Iterator[str]:
         yield "-or-later" if later else "-only"
 
 
-def _referred(name: str, text: str) -> Licence:
-    """A LicenseRef whose id depends on *name* and *text*: packages use one name for different texts."""
-    slug = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:40].rstrip("-.") or "unnamed"
-    short = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:8]
-    reference = LicenceReference(id=f"LicenseRef-{slug}-{short}", name=name or "unnamed", text=text)
-    return Licence(words=name or "unnamed", expression=reference.id, references=(reference,))
+def _unlisted(name: str, text: str) -> Licence:
+    return Licence(words=name or "unnamed", texts=(text,))
