@@ -3,8 +3,9 @@
     python -m bench.replay [DAYS] [FOLDER]     # 30 days; a clone and an archive of 2 GB are made in FOLDER
 
 Days and versions are those in the packages' changelogs. The archive has the real package from the day of its
-upload on, before that the same files with the earlier version, because mirrors keep only the newest. For each
-day with an upload: `refresh` of all locked runtime cells of debian12, then a build of 2.7.1 with tier 0.
+upload on, before that the same files with the earlier version, because mirrors keep only the newest.
+For each day with an upload: `refresh` of all locked runtime cells of debian12. After the last day: a build of
+2.7.1, with tier 0.
 """
 
 from __future__ import annotations
@@ -112,9 +113,9 @@ def replay(days: int, folder: Path) -> Iterator[dict[str, object]]:
             environ = {**os.environ, **place.environ(address)}
             before, began = _lock(clone), time.monotonic()
             tags = _kiln("refresh", "--os", "debian12", clone=clone, environ=environ).split()
-            refreshed = time.monotonic()
-            built = json.loads(_kiln("build", TAG, "--json", clone=clone, environ=environ))
-            after = _lock(clone)
+            refreshed, after, built = time.monotonic(), _lock(clone), {}
+            if day == dates[-1]:
+                built = json.loads(_kiln("build", TAG, "--json", clone=clone, environ=environ))
         shutil.rmtree(made)
         made.mkdir()
         yield {
@@ -122,9 +123,10 @@ def replay(days: int, folder: Path) -> Iterator[dict[str, object]]:
             "packages": sum(one.day == day for found in known.values() for one in found),
             "locks": len(tags),
             "refresh": round(refreshed - began, 1),
-            "build and tier 0": round(time.monotonic() - refreshed, 1),
             "same GPU stack": gpu_stack(before) == gpu_stack(after),
-            "built": built,
+            "base": after.base.size,
+            "build and tier 0": round(time.monotonic() - refreshed, 1) if built else None,
+            "built": built.get("digest"),
         }
 
 
