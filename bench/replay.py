@@ -5,7 +5,8 @@
 Days and versions are those in the packages' changelogs. The archive has the real package from the day of its
 upload on, before that the same files with the earlier version, because mirrors keep only the newest.
 For each day with an upload: `refresh` of all locked runtime cells of debian12. After the last day: a build of
-2.7.1, with tier 0.
+2.7.1, with tier 0. The index has the packages' own priorities, not Debian's, by which apt is required: these
+bases have no apt.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def earlier(path: Path, upload: Upload, newest: str, scratch: Path) -> Path:
     control = tree / "DEBIAN/control"
     text = re.sub(r"^Version: .*$", f"Version: {upload.version}", control.read_text(), flags=re.MULTILINE)
     control.write_text(text.replace(f"= {newest})", f"= {upload.version})"))
-    made = packed(tree, tree.with_suffix(".deb"))
+    made = packed(tree, tree.with_name(f"{tree.name}.deb"))
     shutil.rmtree(tree)
     return made
 

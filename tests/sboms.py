@@ -40,7 +40,7 @@ DEBS: Mapping[str, tuple[str, str, str, str]] = {
         "amd64",
         "tini (0.19.0-1)",
         f"{FORMAT}\nFiles: *\nLicense: Expat\n\nFiles: x\nLicense: GPL-2+ or Artistic\n\n"
-        "License: Artistic\n The text of it.\n .\n Its end.\n\nLicense: Unused\n Nobody names it.\n",
+        "License: Artistic\n The text of it.\n .\n Its end.\n\nLicense: Unused\n No file has it.\n",
     ),
     "tzdata": ("2025b-0+deb12u2", "all", "tzdata", f"{FORMAT}License: public-domain\n Nobody's.\n"),
 }

@@ -158,7 +158,7 @@ def test_licences_are_ids_or_names_with_their_text() -> None:
     mit, either = licences_of("tini")
     assert (mit["id"], either["name"]) == ("MIT", "GPL-2+ or Artistic")
     assert either["text"]["content"] == "The text of it.\n\nIts end."
-    assert b"Nobody names it" not in cyclonedx(BILL)
+    assert b"No file has it" not in cyclonedx(BILL)
     (tqdm,) = licences_of("tqdm")
     assert tqdm["text"]["content"] == "Copyright (c) 2013\nMIT, in many\nwords"
     assert licences_of("pip")[0]["name"] == "License :: OSI Approved :: MIT License"
