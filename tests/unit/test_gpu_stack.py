@@ -109,6 +109,7 @@ def test_the_gpu_runs_of_an_earlier_image_count_after_a_refresh() -> None:
 
     assert result.missing == ()
     assert result.gpus == (f"2 × NVIDIA H200 in {(RUN.report.image or '')[7:19]} (same GPU stack)",)
+    assert decide(RUN, known={}).gpus_of(RUN.report).endswith(" (another image)")
     assert clear(result).result.image == NEW
     decided = clearance(clear(result))
     assert decided.content["reports"][1]["gpus"] == result.gpus[0]

@@ -1,7 +1,6 @@
 """Every image digest and lock digest that the committed locks give, so that no other change moves one.
 
-After a change that is meant to move them:
-python -m tests.unit.test_pinned_digests > tests/pinned_digests.json
+To move them: python -m tests.unit.test_pinned_digests > tests/pinned_digests.json
 """
 
 from __future__ import annotations

@@ -80,7 +80,10 @@ class GateResult:
     def gpus_of(self, report: SmokeReport) -> str:
         """The GPUs of *report*; empty: none."""
         found = hosts.kinds(json.loads(report.host))
-        return found + same_stack(report.image) if found and report.image != self.image else found
+        if not found or report.image == self.image:
+            return found
+        which = "same GPU stack" if report.image in {one.image for one in self.earlier} else "another image"
+        return f"{found} in {(report.image or '').removeprefix('sha256:')[:12]} ({which})"
 
     @property
     def signers(self) -> tuple[str, ...]:
@@ -281,11 +284,6 @@ def _carried(
         ]
         if binding == ["passed"] * len(BINDING):
             yield kept
-
-
-def same_stack(image: Digest | None) -> str:
-    """The words after GPUs on which not the image itself ran, but *image*."""
-    return f" in {(image or '').removeprefix('sha256:')[:12]} (same GPU stack)"
 
 
 def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
