@@ -13,9 +13,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torchkiln.build import scheduler
+from torchkiln.engine import scheduler
 from torchkiln.index.download import Downloads, open_downloads
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.store import Store
 

@@ -14,7 +14,7 @@ from bench.plot import number
 from bench.results import Outcome, Sample, Side
 from bench.sides import Say
 from bench.subject import TAG, Subject, of_wheels, shrunk
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

@@ -20,12 +20,12 @@ from bench.results import Sample
 from bench.subject import KILN, Subject
 from tests.engine.fixture import reach
 from tests.engine.registry import RunningRegistry, docker_registry
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.project import ProjectLock
-from torchkiln.project.file import save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import needs_of
+from torchkiln.projects.file import save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import needs_of
 
 _NAME = "bench-project"
 _TRAIN = "import torch\n\nprint(torch.__version__, {number})\n"

@@ -21,7 +21,7 @@ from unittest import mock
 from isal import isal_zlib
 
 from torchkiln.index.verified import verify
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.plan import WheelLayer
 from torchkiln.plan.layers import wheel_layers
 from torchkiln.store.store import Store

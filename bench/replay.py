@@ -33,7 +33,7 @@ from torchkiln.base.archive import read_files
 from torchkiln.base.debs import deb_path
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.gate.gpu_stack import gpu_stack
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import DebFile, LockedCell
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.meters import Failed, measure
 from bench.results import Sample, Side
 from bench.subject import Subject
-from torchkiln.build.known import known_layers
+from torchkiln.engine.known import known_layers
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import ImageLayer
 from torchkiln.store.store import Store

@@ -13,7 +13,7 @@ from bench.generated import WheelShape, write_wheel
 from tests.servers.index_server import IndexServer
 from torchkiln.base import artefact
 from torchkiln.errors import ConfigError
-from torchkiln.lock.lock import load_locked, on_base, save
+from torchkiln.locks.lock import load_locked, on_base, save
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store

@@ -13,7 +13,7 @@ from bench.results import Figure, Outcome, per_round
 from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 from bench.warm import STATE
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.layer_format import LAYER_FORMATS
 
 _GPUS = ("--gpus", "9.0")

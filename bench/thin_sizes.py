@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.markdown import filled, table
 from bench.plot import Bar, bars
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from tests import company
 from tests.cells import planned_cell, small_wheels
 from tests.unpublished import FakeIndex
-from torchkiln.build.cache_claims import remember_layout
 from torchkiln.cli.cache import cache as command
-from torchkiln.lock.file import to_json
+from torchkiln.engine.cache_claims import remember_layout
+from torchkiln.locks.file import to_json
 from torchkiln.store.store import Store
 
 

@@ -15,9 +15,9 @@ from tests.planned import FACTS, LOCK_DIGEST, MATRIX, locked
 from tests.stored import put, put_tar
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build import image as image_build
-from torchkiln.build import wheel_layers
-from torchkiln.build.environment import Environment
+from torchkiln.engine import image as image_build
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.environment import Environment
 from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.matrix.os_tools import TOOLS
 from torchkiln.matrix.resolve import resolve

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.planned import locked
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
 
 # git without the user's configuration, hooks and signing.

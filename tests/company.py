@@ -19,12 +19,12 @@ from unittest.mock import patch
 
 from tests import cells
 from tests.unpublished import FakeIndex
-from torchkiln.build import build as build_module
-from torchkiln.build import build as builder
-from torchkiln.build import wheel_layers
-from torchkiln.build.cache_claims import build_needs
-from torchkiln.build.environment import Environment
-from torchkiln.build.image import BuildResult
+from torchkiln.engine import build as build_module
+from torchkiln.engine import build as builder
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.cache_claims import build_needs
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.image import BuildResult
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.progress import Fetcher, Silent

@@ -18,7 +18,7 @@ from tests.readers import Image
 from tests.trees import Thing, Tree, file, folders_of
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build import worker
+from torchkiln.engine import worker
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob

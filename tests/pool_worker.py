@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import pytest
 
-from torchkiln.build import scheduler
-from torchkiln.build import worker as build_worker
+from torchkiln.engine import scheduler
+from torchkiln.engine import worker as build_worker
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,16 +13,16 @@ from tests.oci_samples import Member, tar_of
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.publisher import LABORATORY, Publisher, new_publisher
 from torchkiln.base.contents import parse_status
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.digest import Digest
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_documents
+from torchkiln.projects.smoke.declared import DECLARED
+from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.smoke.attestation import attest
-from torchkiln.smoke.project.declared import DECLARED
-from torchkiln.smoke.project.suite import project_suite
 from torchkiln.smoke.report import to_json
 
 PACKAGES = {

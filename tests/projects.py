@@ -16,18 +16,18 @@ from tests.roots import entries_of, tar_of, tiny_root
 from tests.stored import put_tar
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.build import wheel_layers
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import Environment
-from torchkiln.build.project import BuiltProject, ProjectSource, build_project, rebuild_project
-from torchkiln.lock.lock import lock_digest
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.build import BuildOptions
+from torchkiln.engine.environment import Environment
+from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
-from torchkiln.project.code import read_code
-from torchkiln.project.settings import read_settings
+from torchkiln.projects.build import BuiltProject, ProjectSource, build_project, rebuild_project
+from torchkiln.projects.code import read_code
+from torchkiln.projects.settings import read_settings
 from torchkiln.store.store import Store
 
 NAME = "my-project"

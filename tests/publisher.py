@@ -25,11 +25,11 @@ from tests.pool_worker import in_this_process
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_to_read
 from tests.unpublished import FakeIndex
-from torchkiln.build import image as image_build
-from torchkiln.build import wheel_layers
-from torchkiln.build.environment import Environment
 from torchkiln.cli import torchkiln
-from torchkiln.lock.lock import save
+from torchkiln.engine import image as image_build
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.environment import Environment
+from torchkiln.locks.lock import save
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage

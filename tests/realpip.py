@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from tests.layers import Item, layer_of, pretended_code, sha256, tree_of_folder, tree_of_layer
 from torchkiln.index.download import open_downloads
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.smoke_suites import FACTS
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, Outcome, SignedReport, SmokeReport
 from torchkiln.runtimes.capture import OnLine

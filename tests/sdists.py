@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln.runtimes.workshop import Ended, Job, run_enclosed
+from torchkiln.projects.sources.workshop import Ended, Job, run_enclosed
 
 PYPROJECT = '[build-system]\nrequires = {requires}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 # A build backend that writes a wheel with one module, whose source is the file `text`.

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from tools.kept import IMAGES, PROOFS, earlier_locks, kept_in, on_gpus, tables
 from torchkiln.gate.cell_state import record_of
 from torchkiln.gate.gpu_stack import built_from
-from torchkiln.lock.folder import LockFolder
+from torchkiln.locks.folder import LockFolder
 from torchkiln.site.catalogue import Catalogue
 from torchkiln.site.images import ImageRecord, catalogue
 from torchkiln.site.pages import render

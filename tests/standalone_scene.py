@@ -19,11 +19,11 @@ from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.base import confined
 from torchkiln.base.interpreter import LIBRARIES, LOADER
-from torchkiln.build import wheel_layers
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.build import build as build_locked
-from torchkiln.build.environment import Environment
-from torchkiln.build.standalone import StandalonePythons
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.build import BuildOptions
+from torchkiln.engine.build import build as build_locked
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select

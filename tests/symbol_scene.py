@@ -14,9 +14,9 @@ from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
+from torchkiln.projects.symbols.check import check_wheels
+from torchkiln.projects.symbols.fit import Fit
 from torchkiln.store.store import Store
-from torchkiln.symbols.check import check_wheels
-from torchkiln.symbols.fit import Fit
 
 __all__ = ["compiled"]
 

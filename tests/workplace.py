@@ -15,7 +15,7 @@ from threading import Timer
 import pytest
 
 from tests.once import once
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.util.places import ROOT
 
 TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker loads into the same engine

@@ -21,7 +21,7 @@ from tools.kept import (
     without_gpus,
 )
 from torchkiln.gate.cell_state import CellRecord, State, cleared, record_of, saw_gpus, state
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.policy import Policy

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.engine.predicted_digest import predicted_digest
 from torchkiln.gate.kept_reports import KeptReport, kept_reports, locks_in
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.facts import Facts

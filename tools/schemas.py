@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tools import recipes_record
-from torchkiln.lock import file as lock_file
-from torchkiln.project import file as project_file
-from torchkiln.project import settings as project_settings
+from torchkiln.locks import file as lock_file
+from torchkiln.projects import file as project_file
+from torchkiln.projects import settings as project_settings
 from torchkiln.smoke import report
 from torchkiln.util.places import ROOT
 

@@ -33,16 +33,16 @@ from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.index.uv import Pin
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.cell import Source
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
-from torchkiln.project.fixed import fixed_wheels
+from torchkiln.projects.fixed import fixed_wheels
+from torchkiln.projects.symbols.check import check_wheels
+from torchkiln.projects.symbols.known import RECORDS, has_platform, library_names
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
-from torchkiln.symbols.check import check_wheels
-from torchkiln.symbols.known import RECORDS, has_platform, library_names
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 

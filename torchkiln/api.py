@@ -20,15 +20,15 @@ from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 if TYPE_CHECKING:
     from torchkiln.attest.roles import KeyInRole
     from torchkiln.errors import KilnError
-    from torchkiln.lock.folder import LockFolder
-    from torchkiln.lock.session import LockResult
+    from torchkiln.locks.folder import LockFolder
+    from torchkiln.locks.session import LockResult
     from torchkiln.matrix.policy import Policy
     from torchkiln.model.cell import Cell, Resolution
     from torchkiln.model.image import BuiltImage
     from torchkiln.model.lock import LockedCell
     from torchkiln.model.progress import Reporting
-    from torchkiln.publish.publish import PublishedImage
-    from torchkiln.publish.verification import Verified
+    from torchkiln.publishing.publish import PublishedImage
+    from torchkiln.publishing.verification import Verified
     from torchkiln.store.store import Store
 
 
@@ -80,8 +80,8 @@ def lock(
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
     :raises ConfigError: the matrix, a setting of an index, or *upgrade* is invalid.
     """
-    from torchkiln.build.standalone import StandalonePythons
-    from torchkiln.lock.session import LockRequest, LockSession
+    from torchkiln.engine.standalone import StandalonePythons
+    from torchkiln.locks.session import LockRequest, LockSession
 
     folder, store = _folder(project), _store(project)
     session = LockSession(
@@ -109,10 +109,10 @@ def build(
     :raises Stale: there is no lock, or the matrix or the facts changed after it was made.
     :raises BuildFailed: a wheel, the base or the tools are not available as locked.
     """
-    from torchkiln.build.build import BuildOptions
-    from torchkiln.build.build import build as build_locked
-    from torchkiln.build.environment import open_environment
-    from torchkiln.build.prerequisites import BaseSources
+    from torchkiln.engine.build import BuildOptions
+    from torchkiln.engine.build import build as build_locked
+    from torchkiln.engine.environment import open_environment
+    from torchkiln.engine.prerequisites import BaseSources
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
 
@@ -152,17 +152,17 @@ def build_project(
     :raises Unresolvable: the project's requirements conflict with the parent image.
     :raises BuildFailed: a package is not available as locked, or would change the parent image.
     """
-    from torchkiln.build.build import BuildOptions
-    from torchkiln.build.environment import open_environment
-    from torchkiln.build.prerequisites import BaseSources
-    from torchkiln.build.project import build_project as build_source
-    from torchkiln.build.project_source import source_of
+    from torchkiln.engine.build import BuildOptions
+    from torchkiln.engine.environment import open_environment
+    from torchkiln.engine.prerequisites import BaseSources
     from torchkiln.matrix.named import cell_named
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
-    from torchkiln.project.choice import choice_of
-    from torchkiln.project.file import FILE, load_project
-    from torchkiln.project.ready import ProjectRequest
+    from torchkiln.projects.build import build_project as build_source
+    from torchkiln.projects.choice import choice_of
+    from torchkiln.projects.file import FILE, load_project
+    from torchkiln.projects.ready import ProjectRequest
+    from torchkiln.projects.source import source_of
 
     demand_own_layout(project.layout)
     locks, store = _folder(project), _store(project)
@@ -218,7 +218,7 @@ def publish(
     from torchkiln.attest.signers import ByKey, Unsigned
     from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
-    from torchkiln.publish.session import PublishSession, PublishTarget, SilentPublishListener
+    from torchkiln.publishing.session import PublishSession, PublishTarget, SilentPublishListener
     from torchkiln.registry.reference import parse_repository
     from torchkiln.smoke.history import KeptRuns
     from torchkiln.smoke.suite import load_suite
@@ -279,7 +279,7 @@ def verify(
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
     from torchkiln.attest.trust import Trust
-    from torchkiln.publish.verification import Depth, VerifySession
+    from torchkiln.publishing.verification import Depth, VerifySession
     from torchkiln.registry.connect import open_registry
     from torchkiln.registry.reference import parse_reference
     from torchkiln.smoke.suite import load_suite
@@ -318,7 +318,7 @@ class _LockObserver:
 
 
 def _folder(project: Project) -> LockFolder:
-    from torchkiln.lock.folder import LockFolder
+    from torchkiln.locks.folder import LockFolder
     from torchkiln.matrix import facts, matrix
 
     known = facts.load()

@@ -23,7 +23,7 @@ from tests.campaign.tracer import Counts, Plan, Shared, compile_tracer
 from tests.servers.index_server import IndexServer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.lock.lock import inputs_digest, save
+from torchkiln.locks.lock import inputs_digest, save
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.resolve import resolve

@@ -23,7 +23,7 @@ from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact, tools
 from torchkiln.index.download import open_downloads
-from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.locks.lock import inputs_digest, load_locked, save
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell

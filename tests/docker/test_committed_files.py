@@ -19,7 +19,7 @@ from tests.needs import nightly
 from tests.realpip import locked_pip
 from tests.servers.index_server import IndexServer
 from tests.unpublished import locked_wheel
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

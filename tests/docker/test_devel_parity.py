@@ -14,7 +14,7 @@ from tests.cells import HOME, resolution, small_tools
 from tests.docker.scene import TAG, Scene
 from tests.planned import MATRIX
 from tests.servers.cuda_archives import facts_from, write_small
-from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.locks.lock import inputs_digest, load_locked, save
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

@@ -23,7 +23,7 @@ from torchkiln.base.contents import inspect
 from torchkiln.base.recipe import EPOCH
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import BuildFailed
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import OsPackage
 from torchkiln.oci.compression import GZIP
 from torchkiln.plan.load import plan_locked

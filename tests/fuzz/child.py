@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.device_code.cut
     import torchkiln.device_code.inventory
     import torchkiln.index.listing
-    import torchkiln.lock.file
+    import torchkiln.locks.file
     import torchkiln.oci.documents
     import torchkiln.oci.layer
     import torchkiln.oci.unpack

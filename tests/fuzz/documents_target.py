@@ -26,7 +26,7 @@ from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.base import artefact
 from torchkiln.errors import KilnError, printable
 from torchkiln.gate.clearance import decision_of
-from torchkiln.lock import file as lock_file
+from torchkiln.locks import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import wrong_case_keys
 from torchkiln.sbom.listed import listed

@@ -14,7 +14,7 @@ import pytest
 from tests.bundles import made, started
 from tests.docker.scene import TAG, Scene
 from tests.needs import nightly
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
 

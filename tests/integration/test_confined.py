@@ -21,9 +21,9 @@ from tests.hostile_python import hostile, refused
 from tests.needs import needs_gcc, needs_namespaces
 from tests.unpublished import FakeIndex
 from torchkiln.base.confined import ConfinedPython
-from torchkiln.build import image as image_build
-from torchkiln.build import wheel_layers
-from torchkiln.build.environment import Environment
+from torchkiln.engine import image as image_build
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.environment import Environment
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.progress import Silent
 from torchkiln.runtimes import sandbox, seccomp

@@ -17,8 +17,8 @@ from tests.projects import Bench, bench
 from tests.servers.index_server import IndexServer, wheel_bytes
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.model.project import Origin
-from torchkiln.project.file import load_project
-from torchkiln.project.settings import read_settings
+from torchkiln.projects.file import load_project
+from torchkiln.projects.settings import read_settings
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

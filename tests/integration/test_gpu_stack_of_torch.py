@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from torchkiln.gate.gpu_stack import is_of_stack
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

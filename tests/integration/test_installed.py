@@ -25,8 +25,8 @@ from tests.planned import MATRIX as GRID
 from tests.servers.index_server import IndexServer
 from tests.servers.registry_server import RegistryServer
 from torchkiln.base import artefact
-from torchkiln.build.predicted_digest import predicted_digest
-from torchkiln.lock.lock import load_locked
+from torchkiln.engine.predicted_digest import predicted_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.matrix import read
 from torchkiln.plan.load import plan_locked
 from torchkiln.smoke.suite import load_suite
@@ -45,8 +45,8 @@ TAG = "2.7.1-cuda12.6-cudnn9-runtime"
 DIGESTS = """
 import json
 from pathlib import Path
-from torchkiln.build.predicted_digest import predicted_digest
-from torchkiln.lock.lock import load_locked
+from torchkiln.engine.predicted_digest import predicted_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.plan.load import plan_locked
 from torchkiln.smoke.suite import load_suite

@@ -20,9 +20,9 @@ from tests.reports import TAG
 from tests.servers.workspace import Workspace, a_workspace
 from tests.unpublished import FakeIndex
 from torchkiln import CellName, Project, explain, publish, verify
-from torchkiln.build import environment
+from torchkiln.engine import environment
 from torchkiln.errors import ConfigError, GateRefused
-from torchkiln.lock.folder import LockFolder
+from torchkiln.locks.folder import LockFolder
 from torchkiln.util.places import ROOT
 
 __all__ = ["a_publisher", "a_repository", "a_workspace"]

@@ -17,8 +17,8 @@ from tests.planned import FACTS
 from tests.servers.index_server import IndexServer
 from torchkiln.index.offered import open_offered
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.lock import load_locked, lock, lock_digest, requirements_txt, to_json
-from torchkiln.lock.request import System, Versions
+from torchkiln.locks.lock import load_locked, lock, lock_digest, requirements_txt, to_json
+from torchkiln.locks.request import System, Versions
 from torchkiln.matrix.add_release.compat_block import block
 from torchkiln.matrix.add_release.propose import look_up
 from torchkiln.model.index import IndexRequest

@@ -10,7 +10,7 @@ import pytest
 from tests.os_layers import BASE, changed, with_packages
 from tests.os_mutants import MUTANTS
 from tests.project_gate import Scene, scene
-from torchkiln.build import project as project_build
+from torchkiln.projects import build as project_build
 
 
 @pytest.fixture(scope="module", name="there")

@@ -20,7 +20,6 @@ from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive,
 from tests.stored import put
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import to_bytes
-from torchkiln.base.os_packages import ensure_apt, lock_apt
 from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn, read_effects
 from torchkiln.base.sources import SNAPSHOT
 from torchkiln.cache.policy import item_usages
@@ -32,8 +31,9 @@ from torchkiln.model.lock import LockedTools
 from torchkiln.model.progress import UNREPORTED
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
-from torchkiln.project.lock import LockedProject
-from torchkiln.project.os_packages import with_packages
+from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
+from torchkiln.projects.apt.wanted_packages import with_packages
+from torchkiln.projects.lock import LockedProject
 from torchkiln.store.store import Store
 
 pytestmark = [

@@ -14,7 +14,7 @@ from tests.docker.scene import TAG, Scene
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from tests.unpublished import FakeIndex
-from torchkiln.build.prefetch import fetching, missing_wheels
+from torchkiln.engine.prefetch import fetching, missing_wheels
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import open_layout
 from torchkiln.store.store import Store

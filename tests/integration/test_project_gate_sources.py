@@ -20,13 +20,13 @@ from tests.project_gate import Scene, scene
 from tests.projects import NAME, TAG, Bench
 from tests.servers.registry_server import RegistryServer
 from tests.wheels import make_wheel
-from torchkiln.build import project as project_build
 from torchkiln.compare.images import contents_of
-from torchkiln.gate.project import read
-from torchkiln.gate.project.entries import Changes
-from torchkiln.gate.project.layers import changes
 from torchkiln.model.cell import Source
 from torchkiln.model.project import PROJECT_JSON, BuiltFrom, GitCommit, Origin, ProjectLock
+from torchkiln.projects import build as project_build
+from torchkiln.projects.gate import read
+from torchkiln.projects.gate.entries import Changes
+from torchkiln.projects.gate.layers import changes
 
 
 @pytest.fixture(scope="module", name="packaged")

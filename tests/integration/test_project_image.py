@@ -21,18 +21,18 @@ from tests.planned import FACTS, MATRIX
 from tests.pool_worker import in_this_process
 from tests.projects import SITE, TAG, Bench, bench
 from torchkiln import Project, build_project
-from torchkiln.build import environment, wheel_layers
 from torchkiln.cli import torchkiln
+from torchkiln.engine import environment, wheel_layers
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import inputs_digest as cell_inputs
-from torchkiln.lock.lock import save
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import inputs_digest as cell_inputs
+from torchkiln.locks.lock import save
 from torchkiln.model.image import BuiltImage
 from torchkiln.oci.layout import open_layout
-from torchkiln.project.choice import choice_of
-from torchkiln.project.file import FILE, save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import needs_of
+from torchkiln.projects.choice import choice_of
+from torchkiln.projects.file import FILE, save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import needs_of
 from torchkiln.util.places import ROOT
 
 __all__ = ["registry"]

@@ -16,9 +16,9 @@ from tests.project_gate import Scene, finding, scene
 from tests.project_mutants import MUTANTS
 from tests.projects import NAME, TAG
 from tests.servers.registry_server import RegistryServer
-from torchkiln.gate.project import read
-from torchkiln.gate.project.entries import Changes
-from torchkiln.gate.project.layers import changes
+from torchkiln.projects.gate import read
+from torchkiln.projects.gate.entries import Changes
+from torchkiln.projects.gate.layers import changes
 from torchkiln.sbom.listed import listed
 
 DATED = f"{NAME}-20261122"

@@ -14,12 +14,12 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import DebFile
 from torchkiln.oci.layout import open_layout
-from torchkiln.project.file import project_digest, save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import needs_of
+from torchkiln.projects.file import project_digest, save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import needs_of
+from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.smoke.attestation import read
 from torchkiln.smoke.history import KeptRuns
-from torchkiln.smoke.project.suite import project_suite
 
 # Replaces the image's Python: everything passes. `-m selftest` fails unless it runs as the image's user in
 # /app.

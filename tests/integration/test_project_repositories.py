@@ -16,14 +16,14 @@ from tests.needs import needs_namespaces
 from tests.sdists import files_of, run_on_host
 from tests.servers.git_server import GitServer, needs_git_server
 from tests.wheels import make_wheel
-from torchkiln.build import project as building_project
-from torchkiln.build import sdist as building
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import index_settings
 from torchkiln.model.cell import Source
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin
-from torchkiln.project.repositories import Repositories
-from torchkiln.project.sdists import SourceCode
+from torchkiln.projects import build as building_project
+from torchkiln.projects.sources import sdist as building
+from torchkiln.projects.sources.repositories import Repositories
+from torchkiln.projects.sources.sdists import SourceCode
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces
@@ -103,7 +103,7 @@ def test_a_wheel_is_built_again_on_another_machine(
         small.build(replace(lock, wheels=wheels, origins=(origin,)))
 
     builder = Builder(small, b"VALUE = 5\n")
-    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):
+    with patch("torchkiln.projects.sources.rebuilt.SandboxedBuilder", lambda **_: builder):
         with pytest.raises(BuildFailed, match="not our ref"):
             of(replace(commit, commit="1" * 40), built)
         with pytest.raises(BuildFailed, match="must begin with https://"):

@@ -17,15 +17,15 @@ from tests.engine.registry import RunningRegistry, registry
 from tests.faultproxy import Fault, FaultProxy
 from tests.integration.test_project_image import Commands
 from tests.projects import TAG, bench
-from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.cli.shared import project_build, project_watch
 from torchkiln.errors import KilnError
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate.validate import validate
-from torchkiln.project import code
-from torchkiln.project.file import FILE, save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import needs_of
+from torchkiln.projects import code
+from torchkiln.projects.file import FILE, save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import needs_of
+from torchkiln.projects.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.util.places import ROOT
 
 __all__ = ["registry"]
@@ -166,7 +166,7 @@ def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
         inputs = inputs_digest(needs, small.cell)
         save_project(small.project, replace(other, name=commands.lock.name, inputs=inputs))
 
-    with patch("torchkiln.project.session.lock_folder", side_effect=AssertionError):
+    with patch("torchkiln.projects.locking.lock_folder", side_effect=AssertionError):
         lines, messages = watch.run(
             watch.write("requirements.txt", "einops\n"),
             watch.write("train.py", "two"),

@@ -18,12 +18,12 @@ import pytest
 from tests.engine.registry import RunningRegistry, registry
 from tests.integration.test_project_watch import Watch, nothing, watch
 from tests.needs import nightly
-from torchkiln.build.project import rebuild_project
-from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import project_watch
 from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.validate.validate import validate
+from torchkiln.projects.build import rebuild_project
+from torchkiln.projects.source import source_of
 
 __all__ = ["registry", "watch"]
 

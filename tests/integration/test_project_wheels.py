@@ -18,23 +18,23 @@ from tests.sdists import sdist
 from tests.unit.test_project_code import paths
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.build import project as building
-from torchkiln.build.project_source import source_of
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import inputs_digest as cell_inputs
-from torchkiln.lock.lock import save
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import inputs_digest as cell_inputs
+from torchkiln.locks.lock import save
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
-from torchkiln.project import code
-from torchkiln.project.file import save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import ProjectRequest, needs_of
-from torchkiln.project.sdists import BuiltSdist, SourceCode
-from torchkiln.project.wheel_fetcher import OwnWheels
+from torchkiln.projects import build as building
+from torchkiln.projects import code
+from torchkiln.projects.file import save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import ProjectRequest, needs_of
+from torchkiln.projects.source import source_of
+from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
+from torchkiln.projects.wheel_fetcher import OwnWheels
 from torchkiln.store.store import Store
 
 PATH = "wheels/own-1-py3-none-any.whl"
@@ -136,7 +136,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(small: Bench) -> None:
     known = lock.wheels[0].sha256
     put(small, b"VALUE = 3\n")
     with (
-        patch("torchkiln.project.wheel_files.digest_of", lambda _path, _store: (known, 1)),
+        patch("torchkiln.projects.wheel_files.digest_of", lambda _path, _store: (known, 1)),
         pytest.raises(BadWheel) as caught,
     ):
         small.build(lock)
@@ -199,14 +199,17 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
     )
     other = Builder(small, b"VALUE = 6\n")
     with (
-        patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: other),
+        patch("torchkiln.projects.sources.rebuilt.SandboxedBuilder", lambda **_: other),
         pytest.raises(BuildFailed) as caught,
     ):
         small.build(lock)
     assert "own-1.tar.gz: checksum mismatch: the wheel built now has sha256 " in caught.value.message
 
     builder, options = Builder(small, b"VALUE = 5\n"), list[dict[str, object]]()
-    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **given: options.append(given) or builder):
+    with patch(
+        "torchkiln.projects.sources.rebuilt.SandboxedBuilder",
+        lambda **given: options.append(given) or builder,
+    ):
         small.build(lock)
         assert options[0]["locate"] == MATRIX.locate  # of the archive of a standalone Python
         assert builder.asked == [("own-1.tar.gz", ("backend",))]

@@ -12,7 +12,7 @@ import pytest
 
 from tests import forked
 from tests.servers.two_indexes import IndexWorkspace, furnished
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.public_record import recorded
 from torchkiln.matrix.resolve import resolve

@@ -21,7 +21,7 @@ from tests.readmes import ENGLISH, blocks, commands, scene_of
 from tests.readmes import Scene as Needs
 from tests.servers.workspace import OLD, Workspace, a_workspace
 from tests.workplace import Container, Workplace, key
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.util.places import ROOT
 
 __all__ = ["a_workspace", "checkout", "shared"]

@@ -22,7 +22,7 @@ from tests.publisher import Publisher, digest_of, interpreter, new_publisher
 from tests.reports import TAG
 from tests.servers.registry_server import RegistryServer
 from torchkiln.base.interpreter import LOADER
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.model.plan import OverlayFile
@@ -30,7 +30,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import LayerOnDisk
-from torchkiln.publish.rebuild import _take_blob
+from torchkiln.publishing.rebuild import _take_blob
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 

@@ -25,7 +25,7 @@ from tests.reports import TAG, found
 from tests.unit.test_workflows import COMMON, matrix
 from tests.workflow_scene import scene
 from torchkiln.base import artefact
-from torchkiln.lock.lock import inputs_digest, load_locked
+from torchkiln.locks.lock import inputs_digest, load_locked
 from torchkiln.oci.layout import open_layout
 from torchkiln.util.places import ROOT
 

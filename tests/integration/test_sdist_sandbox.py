@@ -18,14 +18,14 @@ from tests.planned import locked
 from tests.sdists import files_of, host_root, run_on_host, sdist
 from tests.servers.index_server import wheel_bytes
 from tests.stored import put_file
-from torchkiln.build import sdist as building
-from torchkiln.build.sdist import SandboxedBuilder
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.project.sdists import BuiltSdist, SourceCode
-from torchkiln.runtimes import workshop
-from torchkiln.runtimes.workshop import Job, Limits
+from torchkiln.projects.sources import sdist as building
+from torchkiln.projects.sources import workshop
+from torchkiln.projects.sources.sdist import SandboxedBuilder
+from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
+from torchkiln.projects.sources.workshop import Job, Limits
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces

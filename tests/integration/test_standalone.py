@@ -33,15 +33,15 @@ from tests.standalone_scene import (
     started,
 )
 from tests.unpublished import FakeIndex
-from torchkiln.build.standalone import StandalonePythons
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedStandalone
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import Layout
 from torchkiln.oci.unpack import unpack
-from torchkiln.publish.rebuild import RebuildContext, rebuild
-from torchkiln.runtimes.workshop import Job, run_enclosed
+from torchkiln.projects.sources.workshop import Job, run_enclosed
+from torchkiln.publishing.rebuild import RebuildContext, rebuild
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces

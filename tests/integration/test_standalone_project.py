@@ -16,14 +16,10 @@ from tests.standalone_scene import OWN, SITE, Images, images_in, made_of, real_b
 from tests.stored import put_file
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.build import sdist as building
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import Environment
-from torchkiln.build.project import BuiltProject, ProjectSource, build_project
-from torchkiln.build.sdist import SandboxedBuilder
+from torchkiln.engine.build import BuildOptions
+from torchkiln.engine.environment import Environment
 from torchkiln.errors import BuildFailed
-from torchkiln.gate.project.read import ProjectImage, read_evidence
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
@@ -31,10 +27,14 @@ from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
-from torchkiln.project.code import read_code
-from torchkiln.project.sdists import SourceCode
-from torchkiln.runtimes.workshop import Ended, Job
-from torchkiln.smoke.project.account import account_of
+from torchkiln.projects.build import BuiltProject, ProjectSource, build_project
+from torchkiln.projects.code import read_code
+from torchkiln.projects.gate.read import ProjectImage, read_evidence
+from torchkiln.projects.smoke.account import account_of
+from torchkiln.projects.sources import sdist as building
+from torchkiln.projects.sources.sdist import SandboxedBuilder
+from torchkiln.projects.sources.sdists import SourceCode
+from torchkiln.projects.sources.workshop import Ended, Job
 
 pytestmark = [needs_namespaces, pytest.mark.proof]
 NAME = "my-project"

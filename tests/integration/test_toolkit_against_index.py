@@ -16,7 +16,7 @@ from tests.needs import nightly
 from tests.planned import FACTS, MATRIX
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution
 from torchkiln.model.index import IndexRequest

@@ -14,7 +14,7 @@ from tests.needs import tool
 from tests.published import a_built_publisher
 from tests.publisher import Publisher
 from tests.unit.test_vault import Scene, wheel_digest
-from torchkiln.build.keep import drop
+from torchkiln.engine.keep import drop
 from torchkiln.vault.places import vault_at
 
 __all__ = ["a_built_publisher", "each_registry"]

@@ -16,11 +16,11 @@ from tests.engine.place import shared
 from tests.needs import nightly
 from tests.node_tools import devcontainer_cli
 from tests.workplace import IMAGE, TAG, Workplace
-from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.model.project import ProjectLock
-from torchkiln.project.file import save_project
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.ready import needs_of
+from torchkiln.projects.file import save_project
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.ready import needs_of
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.fuzz import fatbin_target
 from tests.needs import needs_cuobjdump, nightly
-from torchkiln.build.environment import Environment
-from torchkiln.build.fetched import fetched
 from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.inventory import inventory
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.fetched import fetched
 from torchkiln.index.package_index import open_index
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent

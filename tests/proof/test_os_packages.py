@@ -11,10 +11,10 @@ import pytest
 
 from tests.needs import needs_mmdebstrap, nightly
 from torchkiln.base import artefact
-from torchkiln.base.os_packages import ensure_apt, lock_apt
 from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import OsLayers
+from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

@@ -11,7 +11,7 @@ import pytest
 
 from tests.needs import needs_namespaces
 from tests.servers.git_server import GitServer, needs_git_server
-from torchkiln.project.file import load_project
+from torchkiln.projects.file import load_project
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_namespaces]

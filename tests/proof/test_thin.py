@@ -22,7 +22,7 @@ from tests.engine.registry import RunningRegistry
 from tests.needs import nightly
 from tests.proof.conftest import build
 from tests.proof.headline import SITE
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.root import cache_root

@@ -16,7 +16,7 @@ from tests.proof.headline import TAG
 from torchkiln.base import artefact
 from torchkiln.base.archive import commit_files
 from torchkiln.base.remake import commit_effects
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store

@@ -21,7 +21,7 @@ from tests.servers import ubuntu_archive
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
 from torchkiln.index.download import open_downloads
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.matrix import facts
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store

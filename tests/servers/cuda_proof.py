@@ -28,7 +28,7 @@ from torchkiln.base.artefact import read_lock
 from torchkiln.base.tools import rebuild as rebuild_tools
 from torchkiln.cli.shared import console
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.lock import inputs_digest, save
+from torchkiln.locks.lock import inputs_digest, save
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell

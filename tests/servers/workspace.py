@@ -11,10 +11,10 @@ import pytest
 
 from tests.planned import FACTS
 from tests.servers.index_server import IndexServer
-from torchkiln.build.standalone import StandalonePythons
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import KilnError
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.session import LockRequest, LockResult, LockSession
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.session import LockRequest, LockResult, LockSession
 from torchkiln.matrix.matrix import read
 from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store

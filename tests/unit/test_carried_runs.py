@@ -20,10 +20,10 @@ from tests.smoke_suites import suite_to_read
 from torchkiln.attest.dsse import fingerprint, sign
 from torchkiln.attest.signers import bundled
 from torchkiln.attest.statement import PAYLOAD_TYPE
-from torchkiln.build.image_lock import remember_lock
+from torchkiln.engine.image_lock import remember_lock
 from torchkiln.gate.clearance import CLEARANCE
 from torchkiln.gate.inputs import GateInputs
-from torchkiln.lock.lock import from_json, load_locked, lock_digest, save, to_json
+from torchkiln.locks.lock import from_json, load_locked, lock_digest, save, to_json
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.recipe import RECIPE
 from torchkiln.model.report import SmokeReport

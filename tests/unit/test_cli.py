@@ -153,7 +153,7 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 
 ORPHAN = """
 import multiprocessing, os, sys
-from torchkiln.build.worker import start_worker
+from torchkiln.engine.worker import start_worker
 start_worker(multiprocessing.Event(), [], int(sys.argv[1]))
 sys.stdin.read()
 """

@@ -15,7 +15,7 @@ from tests.planned import ROOT
 from tests.reports import LOCKED
 from torchkiln.cli.grid import explain, list_command, pick
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.model.untrusted import USES
 
 GOLDEN = ROOT / "tests" / "golden" / "list.txt"

@@ -156,7 +156,7 @@ def test_several_signatures(scene: Scene, order: int) -> None:
 
 
 def other_lock(scene: Scene) -> Any:
-    from torchkiln.lock.lock import load_locked
+    from torchkiln.locks.lock import load_locked
 
     scene.publisher.build("2")
     return load_locked(scene.publisher.folder / "images", TAG)
@@ -180,7 +180,7 @@ def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
     """This is no fault: the image was published again from another source revision."""
     from torchkiln.attest.provenance import SourceRevision
-    from torchkiln.lock.lock import load_locked
+    from torchkiln.locks.lock import load_locked
 
     scene.publish()
     locked = load_locked(scene.publisher.folder / "images", TAG)

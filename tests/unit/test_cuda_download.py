@@ -10,7 +10,7 @@ import pytest
 from tests.cells import planned_devel, small_wheels
 from tests.servers.cuda_archives import archive_of, mirror, path_of, serve, write_small
 from tests.servers.index_server import IndexServer
-from torchkiln.build.cuda_layers import part_path, toolkit_layers
+from torchkiln.engine.cuda_layers import part_path, toolkit_layers
 from torchkiln.errors import BadArchive, BuildFailed, ConfigError
 from torchkiln.index.archives import VARIABLE, CudaArchives
 from torchkiln.model.progress import Silent

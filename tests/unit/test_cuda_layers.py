@@ -13,14 +13,14 @@ import pytest
 
 from tests.cells import HOME, HostPython, planned_devel, put_base, small_wheels
 from tests.servers.cuda_archives import write_small
-from torchkiln.build import image as image_build
-from torchkiln.build import wheel_layers
-from torchkiln.build.cache_claims import remember_image
-from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
-from torchkiln.build.environment import Environment
-from torchkiln.build.known import forecast
 from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
+from torchkiln.engine import image as image_build
+from torchkiln.engine import wheel_layers
+from torchkiln.engine.cache_claims import remember_image
+from torchkiln.engine.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.known import forecast
 from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
 from torchkiln.model.layer import Blob

@@ -24,9 +24,9 @@ from tests.layers import SCHEME, as_locked, layer_of, pretended_code, sha256, tr
 from tests.pool_worker import pool_worker
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.spans import Span
+from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob

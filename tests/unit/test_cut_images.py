@@ -19,8 +19,8 @@ from tests.publisher import interpreter
 from tests.thin import thin_locked
 from tests.unpublished import FakeIndex
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build import image as image_build
-from torchkiln.build.environment import Environment
+from torchkiln.engine import image as image_build
+from torchkiln.engine.environment import Environment
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Silent
@@ -28,7 +28,7 @@ from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
 from torchkiln.plan.plan import plan
-from torchkiln.publish.rebuild import RebuildContext, rebuild
+from torchkiln.publishing.rebuild import RebuildContext, rebuild
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.store.store import Store
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from tests.projects import TAG, bench
 from torchkiln.cli import torchkiln
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.project.devcontainer import PLACES, DevContainer, devcontainer_json
-from torchkiln.project.file import save_project
+from torchkiln.projects.devcontainer import PLACES, DevContainer, devcontainer_json
+from torchkiln.projects.file import save_project
 
 FILE = Path(PLACES[0])
 MINE = DevContainer(name="my-project", image="pytorch-cuda:my-project", folder="/app")

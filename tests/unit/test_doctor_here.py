@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.build import doctor
-from torchkiln.build.doctor import Probe, examine
+from torchkiln.engine import doctor
+from torchkiln.engine.doctor import Probe, examine
 from torchkiln.errors import BuildFailed
 
 

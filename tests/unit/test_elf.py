@@ -21,8 +21,8 @@ from tests.shared_libraries import Lib
 from tests.symbol_scene import CUDART, LIBC, LIBSTDCPP, TORCH_PYTHON, compiled
 from torchkiln.elf.dynamic import Dynamic, parts_of, read_dynamic
 from torchkiln.elf.sections import BadElf
-from torchkiln.symbols import wheels
-from torchkiln.symbols.wheels import library_in
+from torchkiln.projects.symbols import wheels
+from torchkiln.projects.symbols.wheels import library_in
 
 MIXED = Lib(
     name="mixed.so",

@@ -21,11 +21,11 @@ from tests.checkouts import git as run_git
 from tests.servers.certificate import self_signed
 from tests.servers.git_server import GitServer, needs_git_server
 from torchkiln.errors import BuildFailed, ToolMissing
-from torchkiln.index import git as fetching
-from torchkiln.index import git_archive
-from torchkiln.index.git import Git
-from torchkiln.index.git_archive import write_archive
 from torchkiln.index.settings import index_settings
+from torchkiln.projects.sources import git as fetching
+from torchkiln.projects.sources import git_archive
+from torchkiln.projects.sources.git import Git
+from torchkiln.projects.sources.git_archive import write_archive
 
 SETUP = {"setup.py": "x = 1\n"}
 DIGEST = "4df8363614d37c2e293f5917ce71090ed8e80ce420f57b95076fb90f753e9020"

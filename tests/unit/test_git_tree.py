@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.index.git_tree import entries, leads_out, submodule_urls, url_fault
+from torchkiln.projects.sources.git_tree import entries, leads_out, submodule_urls, url_fault
 
 ID = "a" * 40
 

@@ -20,8 +20,8 @@ from tests.planned import FACTS
 from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import ConfigError, Stale, printable
-from torchkiln.lock import file as lock_file
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks import file as lock_file
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix
 from torchkiln.smoke import report

@@ -18,8 +18,8 @@ from tests.layers import add, layer_of, sha256
 from tests.realpip import RealPip, agree, pip_folder
 from tests.unpublished import locked_wheel
 from tests.wheels import write_wheel
-from torchkiln.build import worker
-from torchkiln.build.worker import Task, WheelInput, make_layer
+from torchkiln.engine import worker
+from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel

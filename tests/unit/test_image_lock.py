@@ -12,10 +12,10 @@ import pytest
 from tests.published import a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
 from tests.reports import TAG
-from torchkiln.build.image_lock import lock_of, remember_lock
+from torchkiln.engine.image_lock import lock_of, remember_lock
 from torchkiln.errors import Stale
-from torchkiln.lock.file import from_json, lock_digest, to_json
-from torchkiln.lock.lock import load_locked, on_base, save
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import load_locked, on_base, save
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.oci.labels import labels

@@ -18,7 +18,7 @@ from tests.planned import locked
 from tests.servers.hostile_index import REQUEST
 from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
 from tests.stored import put_file
-from torchkiln.build.dependencies import check_metadata
+from torchkiln.engine.dependencies import check_metadata
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.model.index import WheelMetadata, differing, read_metadata

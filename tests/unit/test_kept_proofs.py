@@ -18,7 +18,7 @@ from tools.kept import IMAGES, PROOFS, as_declared_by, earlier_locks, present, p
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
 from torchkiln.gate.gpu_stack import earlier_images
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest

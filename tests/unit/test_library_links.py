@@ -19,8 +19,8 @@ from tests.servers.index_server import IndexServer, wheel_bytes
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import BadWheel, Stale
 from torchkiln.index.package_index import open_index
-from torchkiln.lock.file import from_json, lock_digest, to_json
-from torchkiln.lock.lock import same_files
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import same_files
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_gcc
-from torchkiln.smoke.project import linkage_probe
+from torchkiln.projects.smoke import linkage_probe
 
 pytestmark = needs_gcc
 OLD, NEW = "-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"  # DT_RPATH, DT_RUNPATH

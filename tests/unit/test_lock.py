@@ -21,8 +21,8 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
-from torchkiln.lock.freshness import staleness
-from torchkiln.lock.lock import (
+from torchkiln.locks.freshness import staleness
+from torchkiln.locks.lock import (
     from_json,
     inputs_digest,
     load_locked,
@@ -32,7 +32,7 @@ from torchkiln.lock.lock import (
     save,
     to_json,
 )
-from torchkiln.lock.request import EVERYTHING, System, Versions
+from torchkiln.locks.request import EVERYTHING, System, Versions
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest

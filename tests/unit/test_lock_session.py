@@ -17,9 +17,9 @@ from torchkiln.index.settings import (
     redact,
     redact_text,
 )
-from torchkiln.lock.choice import lockable
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.choice import lockable
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.matrix import read
 from torchkiln.model.cell import Cell, Flavor, Source
 

@@ -12,29 +12,29 @@ from tests.planned import locked as locked_cell
 from tests.planned import planned, tools_on
 from tests.projects import bench
 from tests.unit.test_project_file import LOCK
-from torchkiln.base import apt_get
-from torchkiln.base.apt_plan import AptPlan, plan_of, reasons, unknown
 from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command
 from torchkiln.base.recipe import APT_CLEANING, recipe
 from torchkiln.base.sources import snapshot_of, sources_of
 from torchkiln.cli.shared.project_output import project_json, show_project
 from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock.file import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import DebFile, OsPackage
 from torchkiln.model.plan import ArtefactLayer
-from torchkiln.project.asked import Asked, ProjectNeeds
-from torchkiln.project.code import ProjectCode
-from torchkiln.project.effect import Effect
-from torchkiln.project.file import from_json, to_json
-from torchkiln.project.freshness import outdated
-from torchkiln.project.inputs import inputs_digest
-from torchkiln.project.lock import LockedProject
-from torchkiln.project.os_layers import own_paths
-from torchkiln.project.os_packages import kept_packages
-from torchkiln.project.plan import Parent, plan_project
-from torchkiln.project.settings import settings_of
+from torchkiln.projects.apt import apt_get
+from torchkiln.projects.apt.apt_plan import AptPlan, plan_of, reasons, unknown
+from torchkiln.projects.apt.os_layers import own_paths
+from torchkiln.projects.apt.wanted_packages import kept_packages
+from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.code import ProjectCode
+from torchkiln.projects.effect import Effect
+from torchkiln.projects.file import from_json, to_json
+from torchkiln.projects.freshness import outdated
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.lock import LockedProject
+from torchkiln.projects.plan import Parent, plan_project
+from torchkiln.projects.settings import settings_of
 
 FILE = "torchkiln.toml"
 DEBS = tuple(
@@ -298,7 +298,7 @@ def test_the_layer_is_above_the_image_and_below_the_projects_packages() -> None:
 
 
 def test_the_settings_of_the_folder_are_required(tmp_path: Path) -> None:
-    from torchkiln.project.ready import needs_of
+    from torchkiln.projects.ready import needs_of
 
     small = bench(tmp_path)
     (small.project / "requirements.txt").write_text("fsspec\n")

@@ -21,12 +21,12 @@ from tests.symbol_scene import CUDART, LIBC, compiled
 from tests.unit.test_project_layers import below
 from torchkiln.elf.sections import BadElf
 from torchkiln.elf.soname import soname_of
-from torchkiln.gate.project import read_layer
-from torchkiln.gate.project.entries import LayerEntry
-from torchkiln.gate.project.os_accounts import account_faults, ids_of
-from torchkiln.gate.project.os_names import SystemNames, library_fault, name_faults
-from torchkiln.gate.project.os_places import place_fault
 from torchkiln.oci.tar_reader import TarReader
+from torchkiln.projects.gate import read_layer
+from torchkiln.projects.gate.entries import LayerEntry
+from torchkiln.projects.gate.os_accounts import account_faults, ids_of
+from torchkiln.projects.gate.os_names import SystemNames, library_fault, name_faults
+from torchkiln.projects.gate.os_places import place_fault
 from torchkiln.util.deb822 import paragraphs
 
 LIB = "usr/lib/x86_64-linux-gnu"

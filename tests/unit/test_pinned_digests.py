@@ -9,7 +9,7 @@ import json
 import sys
 
 from tools.kept import IMAGES, present
-from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.util.places import ROOT
 
 

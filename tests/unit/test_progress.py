@@ -20,12 +20,12 @@ from tests import forked
 from tests.oci_samples import build, files, tar_of
 from tests.terminals import on_terminal
 from torchkiln.base import mmdebstrap
-from torchkiln.build.image import BuildResult
 from torchkiln.cli import bundle_run
 from torchkiln.cli.build import _SHORT, _timed
 from torchkiln.cli.diff import diff
 from torchkiln.cli.shared.console import LogLines
 from torchkiln.compare import images
+from torchkiln.engine.image import BuildResult
 from torchkiln.model.progress import Reporting, Work
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate import validate as module

@@ -26,7 +26,7 @@ from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
 from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
-from torchkiln.publish import session
+from torchkiln.publishing import session
 from torchkiln.util import places
 from torchkiln.util.places import IMAGES, ROOT, ROOTFS
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pip._internal.models.link import Link
 from pip._internal.vcs.git import Git
 
-from torchkiln.project.asked import Repository
-from torchkiln.project.by_commit import repository_required
+from torchkiln.projects.asked import Repository
+from torchkiln.projects.sources.by_commit import repository_required
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 URL = "https://host.invalid/me/tool.git"

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.unit.test_project_read import PYLOCK, pylock_package, uv_package, write
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.index.uv_lock import exported
-from torchkiln.project import optional
-from torchkiln.project.asked import ProjectNeeds
-from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
-from torchkiln.project.optional import optional_requirements
-from torchkiln.project.pyproject_file import Pyproject
-from torchkiln.project.read import read_project
-from torchkiln.project.target import environment_of
+from torchkiln.projects import optional
+from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
+from torchkiln.projects.optional import optional_requirements
+from torchkiln.projects.pyproject_file import Pyproject
+from torchkiln.projects.read import read_project
+from torchkiln.projects.target import environment_of
+from torchkiln.projects.uv_lock import exported
 from torchkiln.store.store import Store
 
 PYPROJECT = """\

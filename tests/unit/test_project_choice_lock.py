@@ -11,12 +11,12 @@ from tests.planned import locked as locked_cell
 from tests.unit.test_project_file import LOCK
 from tests.unit.test_project_lock import Workspace, locked_once, versions, workspace
 from torchkiln.errors import Stale
-from torchkiln.lock.file import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.digest import digest_of_json
-from torchkiln.project.asked import Asked, ProjectNeeds
-from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
-from torchkiln.project.file import from_json, load_project, to_json
-from torchkiln.project.inputs import inputs_digest
+from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
+from torchkiln.projects.file import from_json, load_project, to_json
+from torchkiln.projects.inputs import inputs_digest
 
 __all__ = ["locked_once", "workspace"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchkiln.errors import ConfigError
-from torchkiln.project import code
-from torchkiln.project.code import ProjectCode, read_code
+from torchkiln.projects import code
+from torchkiln.projects.code import ProjectCode, read_code
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n"
 

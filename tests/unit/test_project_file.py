@@ -15,7 +15,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
-from torchkiln.project.file import from_json, to_json
+from torchkiln.projects.file import from_json, to_json
 
 WHEEL = LockedWheel(
     name="datasets",

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchkiln.gate.project.entries import Below, LayerEntry, Recorded
-from torchkiln.gate.project.layers import changes
-from torchkiln.gate.project.names import (
+from torchkiln.model.project import PROJECT_JSON
+from torchkiln.projects.gate.entries import Below, LayerEntry, Recorded
+from torchkiln.projects.gate.layers import changes
+from torchkiln.projects.gate.names import (
     distribution_of,
     loaded_groups,
     module_of,
     regular_module_of,
     starts,
 )
-from torchkiln.model.project import PROJECT_JSON
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 FILES = {f"{SITE}/torch/__init__.py": "torch", f"{SITE}/six.py": "six", f"{SITE}/old/a.py": "old"}

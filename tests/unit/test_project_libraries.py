@@ -13,8 +13,8 @@ from tests.servers.index_server import IndexServer
 from tests.shared_libraries import Lib
 from tests.symbol_scene import CP311, CUDART, TORCH_CPU, compiled, of_cuda
 from tests.unit.test_project_lock import OLD, TAG, Workspace
-from torchkiln.lock.lock import load_locked
-from torchkiln.project.file import FILE, load_project
+from torchkiln.locks.lock import load_locked
+from torchkiln.projects.file import FILE, load_project
 from torchkiln.store.store import Store
 
 pytestmark = needs_gcc

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from tests.servers.index_server import Faults, IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.model.project import ProjectLock
-from torchkiln.project.file import FILE, load_project, save_project
+from torchkiln.projects.file import FILE, load_project, save_project
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"

@@ -14,8 +14,8 @@ from tests.servers.index_server import IndexServer, wheel_bytes
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.model.cell import Source
 from torchkiln.model.project import Origin
-from torchkiln.project import own_wheels
-from torchkiln.project.file import FILE, load_project
+from torchkiln.projects import own_wheels
+from torchkiln.projects.file import FILE, load_project
 from torchkiln.store.store import Store
 
 PURE = "py3-none-any"

@@ -11,7 +11,7 @@ from tests.planned import MATRIX
 from tests.servers.index_server import IndexServer
 from tests.servers.two_indexes import DEFAULT, OLD, fill, pytorch
 from torchkiln.cli.lock import lock as lock_command
-from torchkiln.project.file import load_project
+from torchkiln.projects.file import load_project
 from torchkiln.util.places import ROOT
 
 PACKAGES = (*MATRIX.packages, "setuptools")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pip._internal.req.req_file import preprocess
 
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.index.uv_lock import exported
-from torchkiln.project.asked import ProjectNeeds
-from torchkiln.project.read import read_project
-from torchkiln.project.requirements_file import logical_lines, read_requirements
-from torchkiln.project.target import applies, environment_of
+from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.read import read_project
+from torchkiln.projects.requirements_file import logical_lines, read_requirements
+from torchkiln.projects.target import applies, environment_of
+from torchkiln.projects.uv_lock import exported
 from torchkiln.store.store import Store
 
 SHA = "a" * 64

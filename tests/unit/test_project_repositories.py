@@ -15,7 +15,7 @@ from tests.unit.test_project_lock import OLD, PROJECTS, versions
 from tests.unit.test_project_sdists import FakeBuilder, Scene
 from torchkiln.errors import Stale
 from torchkiln.model.project import Origin
-from torchkiln.project.file import FILE, from_json, to_json
+from torchkiln.projects.file import FILE, from_json, to_json
 from torchkiln.store.store import Store
 
 SETUP = {"setup.py": "x = 1\n"}

@@ -18,15 +18,15 @@ from tests.sdists import files_of, sdist
 from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
 from tests.stored import put
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
-from torchkiln.build import sdist as building
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
-from torchkiln.project import sdists
-from torchkiln.project.build_system import BuildSystem, build_requirements, build_system
-from torchkiln.project.file import FILE, from_json, to_json
-from torchkiln.project.sdists import BuiltSdist, Resolve, SourceCode
+from torchkiln.projects.file import FILE, from_json, to_json
+from torchkiln.projects.sources import sdist as building
+from torchkiln.projects.sources import sdists
+from torchkiln.projects.sources.build_system import BuildSystem, build_requirements, build_system
+from torchkiln.projects.sources.sdists import BuiltSdist, Resolve, SourceCode
 from torchkiln.store.store import Store
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.projects import bench
 from torchkiln.errors import ConfigError
-from torchkiln.project.settings import ProjectSettings, read_settings, settings_of
+from torchkiln.projects.settings import ProjectSettings, read_settings, settings_of
 
 COMMAND = 'command = ["python", "serve.py"]\n'
 

@@ -20,12 +20,12 @@ from tests.projects import SITE, bench
 from tests.smoke_mutants.test_linkage import library
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import Finding
-from torchkiln.project.asked import Asked, ProjectNeeds
+from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.smoke.checks import DRIVER, ProjectSubject, check_imports, check_linkage, check_pip
+from torchkiln.projects.smoke.modules import modules_of
+from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, probe_folder, subject_of
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Exited
-from torchkiln.smoke.project.checks import DRIVER, ProjectSubject, check_imports, check_linkage, check_pip
-from torchkiln.smoke.project.modules import modules_of
-from torchkiln.smoke.project.session import LockedProjectFolder, ProjectChecks, probe_folder, subject_of
 from torchkiln.util.places import SMOKE_TESTS
 
 

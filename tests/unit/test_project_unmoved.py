@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_project_lock import TAG, Workspace, locked_once, workspace
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedWheel
-from torchkiln.project.file import FILE
+from torchkiln.projects.file import FILE
 from torchkiln.store.store import Store
 
 __all__ = ["locked_once", "workspace"]

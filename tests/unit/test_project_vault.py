@@ -12,18 +12,18 @@ from click.testing import CliRunner
 from tests.layers import sha256
 from tests.projects import Bench, bench
 from tests.unpublished import FakeIndex, IndexWithout
-from torchkiln.build.environment import Environment
-from torchkiln.build.keep import Kept, drop, keep, keep_project, project_tag
-from torchkiln.build.project import ProjectSource
-from torchkiln.build.rebuilt import fetch_sdist, sdist_of
 from torchkiln.cli import torchkiln
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.keep import Kept, drop, keep, keep_project, project_tag
 from torchkiln.errors import BuildFailed, NotListed, RegistryError
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
-from torchkiln.project.code import read_code
-from torchkiln.project.file import save_project
+from torchkiln.projects.build import ProjectSource
+from torchkiln.projects.code import read_code
+from torchkiln.projects.file import save_project
+from torchkiln.projects.sources.rebuilt import fetch_sdist, sdist_of
 from torchkiln.vault.places import FolderVault, vault_at
 from torchkiln.vault.sources import VaultFetcher, digest_of_file
 

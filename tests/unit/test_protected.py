@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.needs import needs_ldconfig
 from tests.roots import entry, tar_of
-from torchkiln.base.loader_cache import parse_cache
-from torchkiln.base.protected import Contents, contents_of, demand_apart, demand_harmless
 from torchkiln.errors import BuildFailed
+from torchkiln.projects.apt.loader_cache import parse_cache
+from torchkiln.projects.apt.protected import Contents, contents_of, demand_apart, demand_harmless
 
 
 def loader(*pairs: tuple[str, str]) -> bytes:

@@ -12,8 +12,8 @@ import pytest
 from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server, each_scene
 from tests.reports import TAG
 from torchkiln.model.digest import Digest
-from torchkiln.publish import session as module
-from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
+from torchkiln.publishing import session as module
+from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 

@@ -14,10 +14,10 @@ from torchkiln.attest.signers import ByKey
 from torchkiln.attest.statement import statement
 from torchkiln.errors import ConfigError
 from torchkiln.gate.clearance import CLEARANCE
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import misfit
-from torchkiln.publish.names import names_of
+from torchkiln.publishing.names import names_of
 from torchkiln.util.places import ROOT
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]

@@ -19,9 +19,9 @@ from tests.layers import tree_of_layer
 from tests.pool_worker import pool_worker
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build.image import BuildResult
-from torchkiln.build.known import known_layers
-from torchkiln.build.worker import Task, WheelInput, make_layer
+from torchkiln.engine.image import BuildResult
+from torchkiln.engine.known import known_layers
+from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer

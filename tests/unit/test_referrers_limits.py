@@ -19,7 +19,7 @@ from tests.published import (
     sha256,
 )
 from tests.reports import TAG
-from torchkiln.publish import fetched
+from torchkiln.publishing import fetched
 from torchkiln.registry import exchange, referrers
 from torchkiln.registry.messages import HttpRequest, HttpResponse
 

@@ -14,7 +14,7 @@ from tests.unit.test_lock import LAYER
 from torchkiln.base import artefact
 from torchkiln.cli.refresh import refresh
 from torchkiln.errors import BuildFailed, NothingSelected
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.store.store import Store

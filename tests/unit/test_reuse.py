@@ -17,7 +17,7 @@ from tests.publisher import new_publisher
 from tests.reports import TAG, found, report
 from torchkiln.gate.gate import clear
 from torchkiln.gate.inputs import GateInputs
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke.history import KeptRuns

@@ -16,7 +16,7 @@ from tests.roots import entry, layer, minimal_layout
 from torchkiln.base.archive import write_files
 from torchkiln.cli.sbom import sbom
 from torchkiln.errors import ConfigError, Stale, VerificationFailed
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.matrix.tags import tag_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.unpack import LayerBlob

@@ -28,31 +28,43 @@ TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 # Exceptions from the order of layers: (importing file, imported file) -> the reason.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("base/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
-    ("build/sdist.py", "runtimes/workshop.py"): "sdists are built in a sandbox of the runtimes",
+    ("engine/keep.py", "projects/build.py"): "asks about projects",
+    ("engine/keep.py", "projects/file.py"): "asks about projects",
+    ("engine/keep.py", "projects/sources/rebuilt.py"): "asks about projects",
+    ("gate/inputs.py", "projects/gate/judge.py"): "asks about projects",
+    ("gate/inputs.py", "projects/gate/read.py"): "asks about projects",
+    ("gate/inputs.py", "projects/smoke/account.py"): "asks about projects",
+    ("gate/inputs.py", "projects/smoke/suite.py"): "asks about projects",
+    ("publishing/session.py", "projects/bill.py"): "asks about projects",
+    ("publishing/session.py", "projects/gate/read.py"): "asks about projects",
+    ("publishing/session.py", "projects/smoke/account.py"): "asks about projects",
+    ("publishing/verification.py", "projects/smoke/account.py"): "asks about projects",
+    ("publishing/verification.py", "projects/verify_below.py"): "asks about projects",
+    ("publishing/verify.py", "projects/smoke/account.py"): "asks about projects",
+    ("publishing/verify.py", "projects/verify_project.py"): "asks about projects",
     ("__init__.py", "api.py"): "the public functions are those of the package",
-    ("__init__.py", "build/__init__.py"): "imported before the function of the same name",
-    ("__init__.py", "lock/__init__.py"): "imported before the function of the same name",
-    ("__init__.py", "publish/__init__.py"): "imported before the function of the same name",
 }
 
 # A pure function depends only on its arguments; it may read files whose paths are arguments. These folders
 # and files are pure, except for those in IMPURE. A pure module imports only pure modules and foundations
 # (without the store).
-PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom", "site"})
 # fmt: off
+PURE_FOLDERS = frozenset(
+    {"attest", "device_code", "elf", "gate", "locks", "matrix", "plan", "projects/gate", "sbom", "site"}
+)
 PURE_FILES = frozenset(
     {
-        "base/loader_cache.py", "base/package_paths.py",
+        "projects/apt/loader_cache.py", "projects/apt/package_paths.py",
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py",
         "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
-        "project/asked.py", "project/choice.py", "project/fixed.py", "project/moves.py",
-        "project/optional.py", "project/pyproject_file.py", "project/target.py", "publish/warnings.py",
+        "projects/asked.py", "projects/choice.py", "projects/fixed.py", "projects/moves.py",
+        "projects/optional.py", "projects/pyproject_file.py", "projects/target.py", "publishing/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
-        "smoke/project/declared.py", "smoke/project/modules.py", "smoke/report.py",
+        "projects/smoke/declared.py", "projects/smoke/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",
         "smoke/suite_source.py", "smoke/verdict.py",
-        "symbols/fit.py", "symbols/library.py", "symbols/modules.py", "symbols/names.py",
-        "symbols/sentences.py",
+        "projects/symbols/fit.py", "projects/symbols/library.py", "projects/symbols/modules.py",
+        "projects/symbols/names.py", "projects/symbols/sentences.py",
         "util/located_yaml.py",
     }
 )
@@ -64,18 +76,18 @@ IMPURE: Mapping[str, str] = {
     "attest/signers.py": "asks for keys and signs with them",
     "attest/trust.py": "reads the keys that are trusted",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
-    "gate/project/read.py": "reads the layers of an image",
-    "gate/project/read_layer.py": "reads the layers of an image",
-    "lock/choice.py": "names the settings of an index",
-    "lock/folder.py": "reads the locks of bases and tools",
-    "lock/session.py": "asks the indexes",
-    "lock/systems.py": "builds bases and tools",
+    "projects/gate/read.py": "reads the layers of an image",
+    "projects/gate/read_layer.py": "reads the layers of an image",
+    "locks/choice.py": "names the settings of an index",
+    "locks/folder.py": "reads the locks of bases and tools",
+    "locks/session.py": "asks the indexes",
+    "locks/systems.py": "builds bases and tools",
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
     "site/folder.py": "writes the folder of the site",
     "site/records.py": "reads the locks, and plans their images",
     "sbom/image.py": "reads the layers of an image",
-    "sbom/project.py": "reads the layers of an image",
+    "projects/bill.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",
 }
 BELOW_PURE = frozenset({"__init__", "errors", "util", "model"})
@@ -99,7 +111,7 @@ ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # they only compute a 
 MAY_PRINT = {
     "runtimes/enter.py": "is a separate program, in the namespaces of the command that it starts",
     "wheel/compile_worker.py": "is a program under a base's Python, which writes its result to stdout",
-    "smoke/project/linkage_probe.py": "is a separate program, in an image, which writes its result to stdout",
+    "projects/smoke/linkage_probe.py": "is a program in an image, which writes its result to stdout",
 }
 
 
@@ -166,7 +178,7 @@ def _allowed(part: str, other: str) -> bool:
 
 
 def is_pure(file: str) -> bool:
-    return file in PURE_FILES or (file.split("/")[0] in PURE_FOLDERS and file not in IMPURE)
+    return file in PURE_FILES or (file.rpartition("/")[0] in PURE_FOLDERS and file not in IMPURE)
 
 
 @cache
@@ -264,8 +276,8 @@ def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
         *(ROOT / "smoke_tests").rglob("*.py"),
         PACKAGE / "wheel" / "compile_worker.py",
         PACKAGE / "runtimes" / "enter.py",
-        PACKAGE / "build" / "sdist_driver.py",
-        PACKAGE / "smoke" / "project" / "linkage_probe.py",
+        PACKAGE / "projects" / "sources" / "sdist_driver.py",
+        PACKAGE / "projects" / "smoke" / "linkage_probe.py",
     ]
     assert len(files) > 5
     assert {file.name: names for file in files if (names := parts_imported(parsed(file)))} == {}
@@ -282,7 +294,7 @@ def parameters(tree: ast.AST) -> Mapping[str, int]:
     }
 
 
-@pytest.mark.parametrize("folder", ["plan", "build", "docker", "base"])
+@pytest.mark.parametrize("folder", ["plan", "engine", "docker", "base"])
 def test_no_function_has_over_seven_parameters(folder: str) -> None:
     """Related parameters belong in one data class."""
     assert parameters(ast.parse("def f(self, a, /, b, *, c): ...")) == {"f": 3}
@@ -298,7 +310,7 @@ def test_no_function_has_over_seven_parameters(folder: str) -> None:
 def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
     """Importing it would take longer than the whole build of an unchanged image."""
     slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")
-    modules = "torchkiln.build.build, torchkiln.cli.shared.project_build"
+    modules = "torchkiln.engine.build, torchkiln.cli.shared.project_build"
     program = f"import sys, {modules}; print([one for one in {slow} if one in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "[]\n"
 

@@ -20,9 +20,9 @@ from tools.kept import IMAGES, PROOFS, tables
 from torchkiln.cli.repository import ls
 from torchkiln.errors import ConfigError, NothingSelected, SmokeFailed, VerificationFailed
 from torchkiln.gate.kept_reports import kept_reports, reports_in
-from torchkiln.lock.file import from_json
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.locks.file import from_json
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import inputs_digest, load_locked, save
 from torchkiln.matrix.tags import tag_of
 from torchkiln.site.folder import write_folder
 from torchkiln.site.records import read_records

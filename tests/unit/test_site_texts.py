@@ -18,8 +18,8 @@ from tests.unit.test_site import PROVED
 from tools.kept import tables
 from torchkiln.matrix.pick import SENTENCES
 from torchkiln.model.digest import Digest
-from torchkiln.publish.catalog import CatalogEntry
-from torchkiln.publish.warnings import WARNINGS
+from torchkiln.publishing.catalog import CatalogEntry
+from torchkiln.publishing.warnings import WARNINGS
 from torchkiln.site import texts
 from torchkiln.site.catalogue import Published
 from torchkiln.site.pages import TEMPLATES

@@ -21,8 +21,8 @@ from tests.golden.write import LAYER, LAYER_WHEEL, layer_facts
 from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_layer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build import worker as build_worker
-from torchkiln.build.worker import Task, WheelInput, make_layer
+from torchkiln.engine import worker as build_worker
+from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, ImagePython
 from torchkiln.oci import gzip as members

@@ -15,13 +15,13 @@ from tests.planned import locked as planned_lock
 from tests.python_builds import MATRIX as MATRIX_TEXT
 from tests.python_builds import NAME, matrix_with, standalone_lock
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build.cache_claims import build_needs
-from torchkiln.build.cache_keys import key_of, layer_key
-from torchkiln.build.standalone import StandalonePythons
 from torchkiln.docker.dockerfile import render
+from torchkiln.engine.cache_claims import build_needs
+from torchkiln.engine.cache_keys import key_of, layer_key
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import BadWheel, ConfigError, Stale, ToolMissing
-from torchkiln.lock.file import from_json, to_json
-from torchkiln.lock.lock import inputs_digest
+from torchkiln.locks.file import from_json, to_json
+from torchkiln.locks.lock import inputs_digest
 from torchkiln.matrix.explain import needs
 from torchkiln.matrix.matrix import load
 from torchkiln.matrix.named import cell_named

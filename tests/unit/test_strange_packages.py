@@ -13,11 +13,9 @@ import pytest
 from tests.deb_files import Package
 from tests.stored import put, put_tar
 from tests.unit.test_project_file import LOCK
-from torchkiln.base import os_packages
 from torchkiln.base.archive import read_files
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import effects_of, from_bytes, to_bytes
-from torchkiln.base.os_packages import ensure_apt, lock_apt
 from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, plain_tree
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import APT_EFFECTS, committed_effects, debs_of, learn, read_effects
@@ -27,7 +25,9 @@ from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.lock import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.oci.tar_reader import TarEntry
-from torchkiln.project.os_packages import save_locked
+from torchkiln.projects.apt import os_packages
+from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
+from torchkiln.projects.apt.wanted_packages import save_locked
 from torchkiln.store.store import Store
 
 RECIPE = recipe("debian12")

@@ -30,7 +30,7 @@ from tests.symbol_scene import (
     with_python,
 )
 from torchkiln.errors import BadWheel
-from torchkiln.symbols.fit import Fit
+from torchkiln.projects.symbols.fit import Fit
 
 pytestmark = needs_gcc
 

@@ -15,8 +15,8 @@ from tests.unit.test_base_artefact import a_base, a_store, blob_of, packages
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
 from torchkiln.base.on_top import pins
-from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import BaseSources, provide, ready
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.prerequisites import BaseSources, provide, ready
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, LockedWheel
 from torchkiln.model.plan import ImagePlan

@@ -14,7 +14,7 @@ from smoke_tests.expected import parse_tag
 from tests.planned import FACTS, MATRIX
 from tests.thin import FULL, thin_cell, thin_resolution
 from torchkiln.errors import ConfigError, NothingSelected, Unresolvable
-from torchkiln.lock.lock import how_to_lock
+from torchkiln.locks.lock import how_to_lock
 from torchkiln.matrix.explain import explain
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for, kept_archs, served_classes
 from torchkiln.matrix.kept_gpus import gpus_in, kept_gpus, suffix_of

@@ -17,15 +17,15 @@ from tests.thin import FULL, thin_cell, thin_locked, thin_resolution
 from tests.unpublished import FakeIndex
 from torchkiln.api import CellName, Project
 from torchkiln.api import lock as lock_by_library
-from torchkiln.build.build import BuildOptions, build
-from torchkiln.build.environment import Environment
-from torchkiln.build.record import record_layers
 from torchkiln.cli import torchkiln
 from torchkiln.docker.dockerfile import demand_full
+from torchkiln.engine.build import BuildOptions, build
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.record import record_layers
 from torchkiln.errors import BuildFailed, ConfigError, Stale
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.freshness import outdated
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.freshness import outdated
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.model.progress import Silent
 from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.store.store import Store
@@ -112,7 +112,7 @@ def test_a_build_writes_a_missing_thin_lock_once(images: Path) -> None:
 
 def test_a_written_thin_lock_of_another_rule_is_stale(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(images, thin_locked())
-    monkeypatch.setattr(import_module("torchkiln.lock.lock"), "DEVICE_CODE_RULE", DEVICE_CODE_RULE + 1)
+    monkeypatch.setattr(import_module("torchkiln.locks.lock"), "DEVICE_CODE_RULE", DEVICE_CODE_RULE + 1)
     with pytest.raises(Stale, match=f"the lock of {THIN} was made from another matrix"):
         LockFolder(images, MATRIX, FACTS).fresh(thin_cell(), {})
     assert outdated(thin_locked(), thin_resolution(), ()) == ""

@@ -27,14 +27,14 @@ from torchkiln.compare.files import differences
 from torchkiln.compare.thin import expected
 from torchkiln.errors import GateRefused, KilnError, VerificationFailed
 from torchkiln.gate.gate import judge
-from torchkiln.lock.lock import save
+from torchkiln.locks.lock import save
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.contents import TreeEntry, WholeImage
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.plan.plan import IMAGE_JSON
-from torchkiln.publish.catalog import CatalogEntry
-from torchkiln.publish.licence import LABEL, demand_licence
+from torchkiln.publishing.catalog import CatalogEntry
+from torchkiln.publishing.licence import LABEL, demand_licence
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.cyclonedx import cyclonedx
 

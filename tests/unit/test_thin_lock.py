@@ -13,12 +13,12 @@ from smoke_tests.expected import expected as expected_of_suite
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE
 from tests.reports import LOCKED
 from tests.thin import FULL, thin_cell, thin_locked, thin_resolution
-from torchkiln.build.cache_keys import key_of
-from torchkiln.build.predicted_digest import predicted_blobs
+from torchkiln.engine.cache_keys import key_of
+from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import Stale
-from torchkiln.lock.file import from_json, lock_digest, to_json
-from torchkiln.lock.lock import inputs_digest
-from torchkiln.lock.thin import lock_thin
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import inputs_digest
+from torchkiln.locks.thin import lock_thin
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.device_code import DeviceCode
@@ -91,7 +91,7 @@ def test_its_inputs_depend_on_gpus_own_use_and_rule(monkeypatch: pytest.MonkeyPa
     ]
     before = [inputs_digest(resolution, ()) for resolution in resolutions]
     assert len({*before}) == len(before)
-    monkeypatch.setattr(import_module("torchkiln.lock.lock"), "DEVICE_CODE_RULE", DEVICE_CODE_RULE + 1)
+    monkeypatch.setattr(import_module("torchkiln.locks.lock"), "DEVICE_CODE_RULE", DEVICE_CODE_RULE + 1)
     full, *others = (inputs_digest(resolution, ()) for resolution in resolutions)
     assert full == before[0]
     assert not {*others} & {*before}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE, locked, tools_on, wheel
-from torchkiln.build.cache_keys import key_of
 from torchkiln.docker.bake import bake
 from torchkiln.docker.dockerfile import load_templates, render
+from torchkiln.engine.cache_keys import key_of
 from torchkiln.errors import Stale, Unresolvable
-from torchkiln.lock import file as lock_file
-from torchkiln.lock.file import from_json, to_json
+from torchkiln.locks import file as lock_file
+from torchkiln.locks.file import from_json, to_json
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.lock import LockedCell

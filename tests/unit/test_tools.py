@@ -10,7 +10,7 @@ import pytest
 from tests.planned import FACTS, LOCK_DIGEST, PROFILE, answer, locked, tools_on, wheel
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale
-from torchkiln.lock.file import from_json, to_json
+from torchkiln.locks.file import from_json, to_json
 from torchkiln.matrix.os_tools import host_gcc, is_tools, packages_of, tools_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.digest import Digest

@@ -20,17 +20,17 @@ from tests.reports import LOCKED
 from tests.servers.answering import NOT_FOUND, Answer, Answering
 from tests.unpublished import FakeIndex, IndexWithout, locked_wheel, taken
 from tests.wheels import WheelSpec, write_wheel
-from torchkiln.build.build import BuildOptions, build
-from torchkiln.build.environment import Environment
-from torchkiln.build.keep import LOCK_TYPE
-from torchkiln.build.prefetch import all_missing
 from torchkiln.cli import torchkiln
+from torchkiln.engine.build import BuildOptions, build
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.keep import LOCK_TYPE
+from torchkiln.engine.prefetch import all_missing
 from torchkiln.errors import BadWheel, BuildFailed, NotListed, Stale
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.pages import Pages, path_of
 from torchkiln.index.settings import index_settings
-from torchkiln.lock.lock import from_json, lock_digest, same_files, to_json
+from torchkiln.locks.lock import from_json, lock_digest, same_files, to_json
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
 from torchkiln.model.index import IndexRequest

@@ -18,8 +18,8 @@ from torchkiln.base.sources import edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ConfigError, GateRefused
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
-from torchkiln.lock.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.lock.request import PublicRecord, System, Versions
+from torchkiln.locks.lock import from_json, load_locked, lock, save, to_json
+from torchkiln.locks.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source

@@ -22,10 +22,10 @@ from tests.publisher import Publisher
 from tests.reports import TAG
 from tests.servers.registry_server import RegistryServer
 from tests.unpublished import FakeIndex, IndexWithout, taken
-from torchkiln.build.environment import Environment
-from torchkiln.build.keep import LOCK_TYPE, Kept, check, drop, keep, vault_tag
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.keep import LOCK_TYPE, Kept, check, drop, keep, vault_tag
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, RegistryError, VerificationFailed
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Silent

@@ -120,7 +120,7 @@ def test_a_report_for_another_image(scene: Scene) -> None:
 def test_the_provenance_of_another_image(scene: Scene) -> None:
     """The publisher signed it for this image, but it contains another image's lock."""
     from torchkiln.attest.provenance import provenance
-    from torchkiln.lock.lock import load_locked
+    from torchkiln.locks.lock import load_locked
 
     scene.publish()
     scene.publisher.build("2")

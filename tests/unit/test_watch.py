@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from torchkiln.build import watch
-from torchkiln.build.project import BuiltProject, ProjectSource
-from torchkiln.build.watch import INTERVAL, WatchedProject, rebuilds
 from torchkiln.errors import BuildFailed, KilnError, Stale
 from torchkiln.model.project import Origin, ProjectLock
-from torchkiln.project.code import read_code
-from torchkiln.project.snapshot import snapshot
+from torchkiln.projects import watch
+from torchkiln.projects.build import BuiltProject, ProjectSource
+from torchkiln.projects.code import read_code
+from torchkiln.projects.snapshot import snapshot
+from torchkiln.projects.watch import INTERVAL, WatchedProject, rebuilds
 
 LOCK = "torchkiln.lock.json"
 FULL = None  # the image is built without the previous one

@@ -16,7 +16,7 @@ from typing import Any
 from torchkiln import __version__
 from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import VerificationFailed
-from torchkiln.lock.file import from_json, lock_digest, to_json
+from torchkiln.locks.file import from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.build.worker import cores
 from torchkiln.cache.policy import ItemUsage, PrunePolicy, expendable, item_usages
 from torchkiln.cache.usage import CacheUsage
+from torchkiln.engine.worker import cores
 from torchkiln.errors import KilnError
 from torchkiln.model.lock import LockedWheel
 from torchkiln.oci.unpack import set_root_aside

@@ -17,11 +17,11 @@ from typing import Any
 from torchkiln.base import artefact, keeping
 from torchkiln.base.debs import FOLDER as DEBS
 from torchkiln.base.debs import RECORDS as APT_RECORDS
-from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
-from torchkiln.build.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.cache.policy import CacheItem, Kind, Root
+from torchkiln.engine.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
+from torchkiln.engine.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.errors import KilnError
-from torchkiln.lock.file import from_json
+from torchkiln.locks.file import from_json
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.lock import LockedTools, LockedWheel

@@ -16,7 +16,7 @@ from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.tables import beside
 from torchkiln.errors import ConfigError
-from torchkiln.lock.systems import keep
+from torchkiln.locks.systems import keep
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools, package_changes
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS

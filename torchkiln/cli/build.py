@@ -35,7 +35,7 @@ from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFor
 from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:
-    from torchkiln.build.image import BuildResult
+    from torchkiln.engine.image import BuildResult
     from torchkiln.model.cell import Cell
     from torchkiln.model.layer import Blob
     from torchkiln.model.progress import Observer
@@ -154,10 +154,10 @@ def build(
         refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
         if plain_http:
             raise click.UsageError("--plain-http requires --to")
-        from torchkiln.build.build import BuildOptions
         from torchkiln.cli.shared.project_build import build_and_push
         from torchkiln.cli.shared.smoke_output import BuildSmoke
-        from torchkiln.project.ready import ProjectRequest
+        from torchkiln.engine.build import BuildOptions
+        from torchkiln.projects.ready import ProjectRequest
 
         cell, locks = project_cell(chosen, project.folder, images)
         context = BuildContext(locks.matrix, locks.facts, images, locked, quiet)
@@ -242,8 +242,8 @@ class _EmbeddedBuilder:
     plain_http: bool
 
     def build(self, cell: Cell) -> dict[str, Any]:
-        from torchkiln.build import build as builder
-        from torchkiln.build.environment import open_environment
+        from torchkiln.engine import build as builder
+        from torchkiln.engine.environment import open_environment
 
         if self.load:
             from torchkiln.cli.shared.on_docker import load_into
@@ -310,7 +310,7 @@ def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[Build
 
 
 def _forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
-    from torchkiln.build.known import forecast
+    from torchkiln.engine.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store
 

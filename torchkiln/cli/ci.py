@@ -13,8 +13,8 @@ import click
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
-from torchkiln.lock.file import lock_digest
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from torchkiln.build.doctor import examine
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.options import json_option
 from torchkiln.cli.shared.tables import beside
+from torchkiln.engine.doctor import examine
 from torchkiln.errors import printable
 from torchkiln.store.root import cache_root
 

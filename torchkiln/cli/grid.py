@@ -14,7 +14,7 @@ from torchkiln.cli.shared.options import images_folder, json_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.cli.shared.tables import beside, table
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.lock.lock import by_record_in, untrusted_in
+from torchkiln.locks.lock import by_record_in, untrusted_in
 from torchkiln.matrix import facts
 from torchkiln.matrix.explain import Explanation, needs, to_json
 from torchkiln.matrix.explain import explain as explanation_of

@@ -16,8 +16,8 @@ from torchkiln.matrix import facts
 from torchkiln.matrix.first_matrix import SCHEMA, first_cell, matrix_text
 from torchkiln.matrix.matrix import load
 from torchkiln.model.project import APP
-from torchkiln.project.devcontainer import PLACES, DevContainer, demand_image_name, devcontainer_json
-from torchkiln.project.file import load_project
+from torchkiln.projects.devcontainer import PLACES, DevContainer, demand_image_name, devcontainer_json
+from torchkiln.projects.file import load_project
 from torchkiln.util.files import write_atomic
 from torchkiln.util.schema import shipped_text
 

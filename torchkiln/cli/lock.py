@@ -9,26 +9,26 @@ from pathlib import Path
 import click
 
 from torchkiln.base.remake import APT_EFFECTS, committed_effects
-from torchkiln.build.record import record_layers
-from torchkiln.build.standalone import StandalonePythons
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.project_output import project_json, show_project
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.engine.record import record_layers
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.lock.choice import lockable
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import how_to_lock
-from torchkiln.lock.session import LockRequest, LockSession
+from torchkiln.locks.choice import lockable
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import how_to_lock
+from torchkiln.locks.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
-from torchkiln.project.file import load_project
-from torchkiln.project.freshness import require_fresh_project
-from torchkiln.project.os_packages import save_locked
-from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
-from torchkiln.project.session import lock_folder
+from torchkiln.projects.apt.wanted_packages import save_locked
+from torchkiln.projects.file import load_project
+from torchkiln.projects.freshness import require_fresh_project
+from torchkiln.projects.locking import lock_folder
+from torchkiln.projects.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.store.store import Store
 
 
@@ -138,7 +138,7 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
 
 
 def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
-    from torchkiln.build.sdist import SandboxedBuilder  # loads slowly
+    from torchkiln.projects.sources.sdist import SandboxedBuilder  # loads slowly
 
     store = open_cache()
     with LockOutput().reporting() as report:

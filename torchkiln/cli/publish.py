@@ -30,8 +30,8 @@ from torchkiln.cli.shared.trust_options import active_policy, policy_option, sig
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer
-from torchkiln.publish.publish import PublishedImage
-from torchkiln.publish.session import PublishListener, PublishSession, PublishTarget
+from torchkiln.publishing.publish import PublishedImage
+from torchkiln.publishing.session import PublishListener, PublishSession, PublishTarget
 from torchkiln.registry.reference import parse_repository
 
 

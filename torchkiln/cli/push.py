@@ -27,7 +27,7 @@ from torchkiln.cli.shared.unproven import (
 )
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.names import ImageTags, demand_movable
+from torchkiln.publishing.names import ImageTags, demand_movable
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.push import Pushed
 from torchkiln.registry.reference import parse_repository

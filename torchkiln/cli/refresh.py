@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from torchkiln.build.standalone import StandalonePythons
 from torchkiln.cli.render import write_rendered
 from torchkiln.cli.shared.console import open_cache, say
 from torchkiln.cli.shared.lock_output import LockOutput
 from torchkiln.cli.shared.options import any_matrix_option, images_folder, json_option, mirror_option
+from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import NothingSelected
-from torchkiln.lock.lock import load_locked, save
-from torchkiln.lock.systems import Systems
-from torchkiln.lock.systems import refresh as refreshed
+from torchkiln.locks.lock import load_locked, save
+from torchkiln.locks.systems import Systems
+from torchkiln.locks.systems import refresh as refreshed
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.operating_system import operating_system

@@ -28,9 +28,9 @@ from torchkiln.cli.shared.trust_options import (
 )
 from torchkiln.errors import ConfigError, RegistryError, printable
 from torchkiln.matrix import facts, matrix
-from torchkiln.publish.attached import NOT_VERIFIED
-from torchkiln.publish.catalog import CatalogEntry, catalog
-from torchkiln.publish.retract import retract
+from torchkiln.publishing.attached import NOT_VERIFIED
+from torchkiln.publishing.catalog import CatalogEntry, catalog
+from torchkiln.publishing.retract import retract
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_reference, parse_repository

@@ -13,15 +13,15 @@ from torchkiln.cli.shared.options import FILE, images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import VerificationFailed
-from torchkiln.gate.project.read import project_image
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.projects.bill import bill_of_project
+from torchkiln.projects.gate.read import project_image
+from torchkiln.projects.smoke.account import is_project
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
-from torchkiln.sbom.project import bill_of_project
 from torchkiln.sbom.read_image import read_evidence
-from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_given

@@ -147,7 +147,7 @@ def run(
     files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
     if project is not None:
         from torchkiln.cli.shared.project_smoke import smoke_project
-        from torchkiln.smoke.project.session import ProjectChecks
+        from torchkiln.projects.smoke.session import ProjectChecks
 
         refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
         checks = ProjectChecks(

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from torchkiln.build.cuda_layers import lay_out
-from torchkiln.build.records import cached_record
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.engine.cuda_layers import lay_out
+from torchkiln.engine.records import cached_record
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer

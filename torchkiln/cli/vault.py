@@ -11,22 +11,22 @@ from pathlib import Path
 
 import click
 
-from torchkiln.build.environment import Environment, open_environment
-from torchkiln.build.keep import Kept, keep_project, project_tag, vault_tag
-from torchkiln.build.keep import check as check_files
-from torchkiln.build.keep import drop as drop_locks
-from torchkiln.build.keep import keep as keep_files
-from torchkiln.build.keep import upstream as upstream_states
-from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
+from torchkiln.engine.environment import Environment, open_environment
+from torchkiln.engine.keep import Kept, keep_project, project_tag, vault_tag
+from torchkiln.engine.keep import check as check_files
+from torchkiln.engine.keep import drop as drop_locks
+from torchkiln.engine.keep import keep as keep_files
+from torchkiln.engine.keep import upstream as upstream_states
 from torchkiln.errors import ConfigError, NothingSelected, Stale, VerificationFailed
-from torchkiln.lock.lock import load_locked
-from torchkiln.project.file import load_project
-from torchkiln.project.ready import ProjectRequest
+from torchkiln.locks.lock import load_locked
+from torchkiln.projects.file import load_project
+from torchkiln.projects.ready import ProjectRequest
+from torchkiln.projects.source import source_of
 from torchkiln.util.files import remove_tree
 from torchkiln.vault.places import vault_at
 

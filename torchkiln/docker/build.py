@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torchkiln.build.cuda_layers import lay_out
-from torchkiln.build.dependencies import check_metadata
-from torchkiln.build.environment import Environment
-from torchkiln.build.fetched import fetched
 from torchkiln.docker import buildx
 from torchkiln.docker.daemon import Engine
-from torchkiln.lock.file import requirements_txt
+from torchkiln.engine.cuda_layers import lay_out
+from torchkiln.engine.dependencies import check_metadata
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.fetched import fetched
+from torchkiln.locks.file import requirements_txt
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedWheel

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.build.build import after, check_trusted
-from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import BaseSources, ready
+from torchkiln.engine.build import after, check_trusted
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.prerequisites import BaseSources, ready
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of

@@ -12,7 +12,7 @@ from torchkiln.attest.publication import PUBLICATION
 from torchkiln.attest.statement import Statement, payload, statement
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, ProjectProof
-from torchkiln.lock.lock import from_json, to_json
+from torchkiln.locks.lock import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.smoke.attestation import statement_of

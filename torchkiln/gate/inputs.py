@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchkiln.attest.roles import KeyInRole, keys_for
-from torchkiln.build.image_lock import kept_lock
+from torchkiln.engine.image_lock import kept_lock
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge
 from torchkiln.gate.gpu_stack import EarlierImage, earlier_images
 from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.kept_reports import locks_in
-from torchkiln.gate.project.judge import judge_project
-from torchkiln.gate.project.read import ProjectImage, project_image, read_evidence
-from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.projects.gate.judge import judge_project
+from torchkiln.projects.gate.read import ProjectImage, project_image, read_evidence
+from torchkiln.projects.smoke.account import is_project
+from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.smoke import attestation, hosts
 from torchkiln.smoke.history import KeptRuns
-from torchkiln.smoke.project.account import is_project
-from torchkiln.smoke.project.suite import project_suite
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import host_fault, verdict

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchkiln.attest import dsse
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.lock.file import LIMIT, from_json, lock_digest
+from torchkiln.locks.file import LIMIT, from_json, lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport

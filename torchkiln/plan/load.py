@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import aliases_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchkiln import __version__
 from torchkiln.base.archive import files_of
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.lock import lock_digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import ImageOnDisk

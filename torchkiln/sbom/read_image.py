@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchkiln.build.records import record_of
 from torchkiln.compare.images import begin_reading, contents_of
 from torchkiln.compare.packages import links_of, texts_of
+from torchkiln.engine.records import record_of
 from torchkiln.errors import KilnError
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torchkiln.build.cache_keys import key_of
-from torchkiln.build.predicted_digest import predicted_blobs, predicted_digest
+from torchkiln.engine.cache_keys import key_of
+from torchkiln.engine.predicted_digest import predicted_blobs, predicted_digest
 from torchkiln.errors import KilnError, NothingSelected
 from torchkiln.gate.cell_state import NO_LOCKS, record_of
-from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.freshness import outdated
-from torchkiln.lock.lock import load_locked
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.freshness import outdated
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution

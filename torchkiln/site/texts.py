@@ -14,7 +14,7 @@ import yaml
 from torchkiln.matrix import pick, sentences
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.report import Finding
-from torchkiln.publish.warnings import WARNINGS
+from torchkiln.publishing.warnings import WARNINGS
 from torchkiln.util.sentences import Texts, Value, said
 
 _PHRASES = Path(__file__).with_name("phrases.yaml")

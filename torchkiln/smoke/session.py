@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from torchkiln.build.image_lock import lock_of
+from torchkiln.engine.image_lock import lock_of
 from torchkiln.errors import ConfigError
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchkiln.lock.lock import lock_digest
+from torchkiln.locks.lock import lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
@@ -74,7 +74,7 @@ def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
 def _made(spec: MadeLayer, store: Store) -> Digest | None:
     """The diff_id of the layer that this machine built from verified wheels; None: *store* has no record."""
     try:
-        from torchkiln.build.records import record_of
+        from torchkiln.engine.records import record_of
     except ImportError:  # no libdeflate in a bundle: its GPU host builds no layers
         return None
     made = record_of(spec, store)

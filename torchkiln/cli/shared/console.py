@@ -22,7 +22,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.sizes import size as size
 
 if TYPE_CHECKING:
-    from torchkiln.build.image import BuildResult
+    from torchkiln.engine.image import BuildResult
 
 _TENTHS = 10  # maximum of lines for a task whose total is known when it begins
 _SHORT_READ = 8 << 20  # bytes; fewer are read in less than a second, so no line is printed

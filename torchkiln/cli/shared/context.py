@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.build.prerequisites import BaseSources
 from torchkiln.cli.shared import console
-from torchkiln.lock.folder import LockFolder
+from torchkiln.engine.prerequisites import BaseSources
+from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of

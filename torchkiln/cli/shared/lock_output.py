@@ -13,7 +13,7 @@ from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.compare.layers import package_changes
 from torchkiln.errors import KilnError, printable
-from torchkiln.lock.session import LockResult
+from torchkiln.locks.session import LockResult
 from torchkiln.matrix.public_record import record_notice
 from torchkiln.model.contents import Package
 from torchkiln.model.lock import LockedCell

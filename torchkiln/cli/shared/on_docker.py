@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchkiln.build.environment import open_environment
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.docker.build import BuildxOptions
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
 from torchkiln.docker.dockerfile import demand_full
+from torchkiln.engine.environment import open_environment
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.image import BuiltImage

@@ -13,11 +13,11 @@ import click
 from torchkiln.cli.shared.options import FOLDER, options
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected, Stale
-from torchkiln.lock.folder import LockFolder
+from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.named import cell_named
 from torchkiln.model.cell import Cell
-from torchkiln.project.choice import Choice, choice_of
-from torchkiln.project.file import load_project
+from torchkiln.projects.choice import Choice, choice_of
+from torchkiln.projects.file import load_project
 
 
 @dataclass(frozen=True, slots=True)

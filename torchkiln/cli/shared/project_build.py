@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import open_environment
-from torchkiln.build.project import BuiltProject, ProjectSource, build_project
-from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.lock.folder import LockFolder
+from torchkiln.engine.build import BuildOptions
+from torchkiln.engine.environment import open_environment
+from torchkiln.locks.folder import LockFolder
 from torchkiln.model.progress import Reporting
-from torchkiln.project.code import ProjectCode
-from torchkiln.project.file import FILE
-from torchkiln.project.ready import ProjectRequest
+from torchkiln.projects.build import BuiltProject, ProjectSource, build_project
+from torchkiln.projects.code import ProjectCode
+from torchkiln.projects.file import FILE
+from torchkiln.projects.ready import ProjectRequest
+from torchkiln.projects.source import source_of
 from torchkiln.util.sizes import size
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchkiln.cli.shared.pushes import Pushes
     from torchkiln.cli.shared.smoke_output import BuildSmoke
     from torchkiln.errors import KilnError
-    from torchkiln.project.lock import LockedProject
+    from torchkiln.projects.lock import LockedProject
 
 
 def build_in(

@@ -12,10 +12,10 @@ from torchkiln.index.settings import redact
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.project import Origin
 from torchkiln.model.untrusted import USES
-from torchkiln.project.choice import choice_of
-from torchkiln.project.lock import LockedProject
-from torchkiln.project.moves import Move
-from torchkiln.project.settle import Behind
+from torchkiln.projects.choice import choice_of
+from torchkiln.projects.lock import LockedProject
+from torchkiln.projects.moves import Move
+from torchkiln.projects.settle import Behind
 from torchkiln.util import codec
 
 _HEADER = ("package", "image", "project", "required by")

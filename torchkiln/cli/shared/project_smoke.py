@@ -12,13 +12,13 @@ from torchkiln.cli.shared.reports import ReportFiles, publish
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.errors import Stale
-from torchkiln.project.choice import choice_of
-from torchkiln.project.file import FILE, load_project
-from torchkiln.project.freshness import require_fresh_project
-from torchkiln.project.read import demand_folder
-from torchkiln.project.ready import fresh_parent, needs_of
-from torchkiln.project.settings import read_settings
-from torchkiln.smoke.project.session import LockedProjectFolder, ProjectChecks, check_project
+from torchkiln.projects.choice import choice_of
+from torchkiln.projects.file import FILE, load_project
+from torchkiln.projects.freshness import require_fresh_project
+from torchkiln.projects.read import demand_folder
+from torchkiln.projects.ready import fresh_parent, needs_of
+from torchkiln.projects.settings import read_settings
+from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
 from torchkiln.smoke.report import demand_pass
 
 

@@ -12,21 +12,21 @@ from typing import Any, NoReturn
 
 import click
 
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import open_environment
-from torchkiln.build.project import BuiltProject, ProjectSource, rebuild_project
-from torchkiln.build.project_source import source_of
-from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.project_build import build_in, build_read, pushes_to, result_of, warnings_of
 from torchkiln.cli.shared.push_to import PushTo
 from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.cli.shared.terminal import print_error
+from torchkiln.engine.build import BuildOptions
+from torchkiln.engine.environment import open_environment
 from torchkiln.errors import KilnError
-from torchkiln.lock.folder import LockFolder
+from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.progress import Silent
-from torchkiln.project.ready import ProjectRequest
+from torchkiln.projects.build import BuiltProject, ProjectSource, rebuild_project
+from torchkiln.projects.ready import ProjectRequest
+from torchkiln.projects.source import source_of
+from torchkiln.projects.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.registry.push import Pushed
 from torchkiln.util.sizes import size
 

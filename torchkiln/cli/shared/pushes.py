@@ -16,7 +16,7 @@ from torchkiln.cli.shared.unproven import (
     say_pushed,
     say_what_moves,
 )
-from torchkiln.publish.names import ImageTags, demand_movable
+from torchkiln.publishing.names import ImageTags, demand_movable
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.push import JOBS, Pushed
 from torchkiln.registry.reference import Repository, parse_repository

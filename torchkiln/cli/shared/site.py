@@ -12,10 +12,10 @@ from torchkiln.cli.shared.console import say, size
 from torchkiln.cli.shared.options import FOLDER, images_folder, options
 from torchkiln.errors import printable
 from torchkiln.gate.kept_reports import kept_reports, locks_in
-from torchkiln.lock.folder import LockFolder
+from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.publish.catalog import CatalogEntry
+from torchkiln.publishing.catalog import CatalogEntry
 from torchkiln.site.catalogue import Published
 from torchkiln.site.folder import demand_replaceable, write_folder
 from torchkiln.site.images import catalogue

@@ -30,8 +30,8 @@ from torchkiln.smoke.session import SmokeRequest, SmokeSession, tier_here
 from torchkiln.smoke.suite import load_suite
 
 if TYPE_CHECKING:
-    from torchkiln.build.project import ProjectSource
     from torchkiln.cli.shared.context import BuildContext  # imports packages that a bundle does not have
+    from torchkiln.projects.build import ProjectSource
 
 
 class SmokeLines(EngineLines):
@@ -117,9 +117,9 @@ class BuildSmoke:
 
     def of_project(self, result: dict[str, Any], source: ProjectSource) -> KilnError | None:
         """As `of_cell`, with the checks of a project, on this host's GPUs if it has any."""
-        from torchkiln.project.choice import choice_of
-        from torchkiln.project.ready import needs_of
-        from torchkiln.smoke.project.session import LockedProjectFolder, ProjectChecks, check_project
+        from torchkiln.projects.choice import choice_of
+        from torchkiln.projects.ready import needs_of
+        from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
 
         store, matrix, layout = self.context.store(), self.context.matrix, Path(result["layout"])
         folder, cell, lock = source.folder, source.cell, source.lock

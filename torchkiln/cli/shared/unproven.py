@@ -9,7 +9,7 @@ from torchkiln.cli.shared import console, pushed_output
 from torchkiln.cli.shared.image_names import NamedImage
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.publish.licence import demand_licence
+from torchkiln.publishing.licence import demand_licence
 from torchkiln.registry.history import History
 from torchkiln.registry.push import Pushed, PushOptions
 from torchkiln.registry.push import push as push_image

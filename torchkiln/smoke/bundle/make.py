@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchkiln.base.interpreter import LIBRARIES, extract_python, python_name
 from torchkiln.errors import BuildFailed, VerificationFailed
-from torchkiln.lock.file import to_json
+from torchkiln.locks.file import to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.oci.layout import ImageOnDisk

@@ -1,0 +1,138 @@
+"""Builds an image from its plan, without a daemon.
+
+Layers in the store are reused. For the others, downloads run in threads and conversions in processes; a wheel
+is converted while it is downloaded. A layer is added to the store only when it is complete and its wheels are
+the locked ones; the image's name is written last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchkiln.engine.cuda_layers import toolkit_layers
+from torchkiln.engine.dependencies import check_metadata
+from torchkiln.engine.environment import Environment
+from torchkiln.engine.known import known_blob
+from torchkiln.errors import BuildFailed
+from torchkiln.locks.file import to_json
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.plan import ImagePlan, ToolkitLayer
+from torchkiln.oci.compression import TARGETS
+from torchkiln.oci.layout import write_image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildResult:
+    """An image, the seconds of each stage (stages overlap), and the reused layers."""
+
+    image: BuiltImage
+    seconds: tuple[tuple[str, float], ...]
+    reused: tuple[str, ...]  # titles
+    layer_format: LayerFormat = DEFAULT_FORMAT
+
+
+def build(
+    plan: ImagePlan,
+    layout: Path,
+    environment: Environment,
+    *,
+    refs: Sequence[str] = (),
+    layer_format: LayerFormat = DEFAULT_FORMAT,
+    foreign: bool = False,
+) -> BuildResult:
+    """Build *plan* into *layout* under *refs* (default: the plan's tag); base and tools are in the store.
+
+    :param layer_format: layers are made as gzip, compared with the lock, and then converted to this format.
+    :param foreign: the lock is not the user's own: the base's Python only runs in a sandbox.
+    :raises BuildFailed: a wheel is invalid, cannot be downloaded or requires a package that is not locked; a
+        layer differs from the recorded one; or the disk is full.
+    :raises ToolMissing: the lock is foreign and this host has no sandbox.
+    """
+    started, store, observer = time.monotonic(), environment.store, environment.observer
+    target = TARGETS.get(layer_format)
+    # Converted layers are reported instead.
+    quiet = replace(environment, on_layer=lambda _: None) if target else environment
+    layers, reused, seconds = make_layers(plan, quiet, foreign=foreign)
+    _compare_with_lock(layers, plan)
+    check_metadata(plan.locked, store, plan.requested)
+    with ExitStack() as claims:
+        if target:
+            from torchkiln.engine.layer_formats import (
+                convert,
+                records_of,
+            )  # imported here because it loads slowly
+
+            began = time.monotonic()
+            what = f"compresses the layers of {plan.tag}"
+            claims.enter_context(store.claim(what, records_of(layers, target)))
+            layers = convert(target, layers, store, observer)
+            for layer in layers:
+                environment.on_layer(layer.blob)
+            seconds["compress"] = time.monotonic() - began
+        writing = time.monotonic()
+        observer.begin("write", "layout", len(layers))
+        lock = to_json(plan.locked)
+        image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format, lock=lock)
+        observer.end("write", "layout")
+    now = time.monotonic()
+    return BuildResult(
+        image=image,
+        seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
+        reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
+        layer_format=layer_format,
+    )
+
+
+def make_layers(
+    plan: ImagePlan, environment: Environment, *, foreign: bool
+) -> tuple[tuple[ImageLayer, ...], list[str], dict[str, float]]:
+    """All layers of *plan*, with their blobs in the store; the titles of reused ones; seconds by stage."""
+    store = environment.store
+    built = {spec: known for spec in plan.layers if (known := known_blob(spec, plan, store))}
+    reused = [spec.title for spec in built]
+    for blob in built.values():
+        environment.on_layer(blob)
+    seconds: dict[str, float] = {}
+    if toolkit := [spec for spec in plan.of(ToolkitLayer) if spec not in built]:
+        began = time.monotonic()
+        built |= toolkit_layers(
+            toolkit, store, environment.archives, environment.observer, environment.on_layer
+        )
+        seconds["toolkit"] = time.monotonic() - began
+    missing = [spec for spec in plan.made if spec not in built]
+    if wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
+        from torchkiln.engine.wheel_layers import make_wheel_layers  # imported here because it loads slowly
+
+        made, spans, waited = make_wheel_layers(wheels, plan, environment, foreign=foreign)
+        built |= made
+        seconds |= spans
+        reused += waited
+    layers = tuple(ImageLayer(title=spec.title, blob=built[spec]) for spec in plan.layers)
+    return layers, reused, seconds
+
+
+def _described(blob: Blob) -> str:
+    """The digest of *blob*, and diff_id and size of its tar."""
+    return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
+
+
+def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
+    """Compare the layers with those that the lock records: the same lock gives the same image."""
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
+    faults = [
+        f"layer {layer.title!r}: expected {_described(recorded[layer.title])}, got {_described(layer.blob)}"
+        for layer in layers
+        if layer.title in recorded and recorded[layer.title] != layer.blob
+    ]
+    if faults:
+        raise BuildFailed(
+            "\n".join(faults),
+            hint="the cache is damaged, or RECIPE was not raised after a change of torchkiln: set"
+            " TORCHKILN_CACHE to an empty folder, and build again",
+        )

@@ -1,0 +1,99 @@
+"""Finds the layers of a plan that are cached, and what a build has to make and to download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchkiln.engine.cuda_layers import kept_path
+from torchkiln.engine.predicted_digest import encoded
+from torchkiln.engine.records import cached_record, record_of
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
+from torchkiln.model.plan import (
+    ArtefactLayer,
+    ImagePlan,
+    OverlayLayer,
+    PlannedLayer,
+    RemovalLayer,
+    ToolkitLayer,
+    WheelLayer,
+)
+from torchkiln.plan.layers import made_layers
+from torchkiln.store.store import Store
+
+
+def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None:
+    """The blob of *spec* if it need not be made: base, tools, overlay, removal, or a cached layer."""
+    match spec:
+        case ArtefactLayer():
+            return spec.blob
+        case OverlayLayer() | RemovalLayer():
+            return _overlay(spec, plan.epoch, store)
+    record = cached_record(spec, store)
+    if record is None:
+        return None
+    # A layer whose wheels were not checked counts only if this lock records the same blob.
+    trusted = record.verified or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
+    return record.blob if trusted else None
+
+
+def _overlay(spec: OverlayLayer | RemovalLayer, epoch: int, store: Store) -> Blob:
+    """The blob of *spec*: a few small files, encoded each time because a search in the cache is slower."""
+    data, blob = encoded(spec, epoch)
+    if not store.has_blob(blob.digest, blob.size):
+        temporary = store.temporary("overlay")
+        temporary.write_bytes(data)
+        store.adopt(temporary, store.blob(blob.digest))
+    return blob
+
+
+def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
+    """What `build` would do for each layer (reuse, convert, make), and what it would download."""
+    layers: list[dict[str, Any]] = []
+    missing: list[LockedWheel | LockedArchive] = []
+    for spec in plan.layers:
+        do = "make"
+        match spec:
+            case ArtefactLayer():
+                cached = store.has_blob(spec.artefact.digest, spec.artefact.size)
+            case OverlayLayer() | RemovalLayer():
+                cached = False
+            case WheelLayer() | ToolkitLayer():
+                cached = known_blob(spec, plan, store) is not None
+                if not cached:
+                    missing += [source for source in spec.inputs if not _is_cached(source, store)]
+                do = "convert"
+        layers.append({"what": spec.title, "do": "reuse" if cached else do, "bytes": spec.size})
+    unmeasured = sum(not source.size for source in missing)
+    return {
+        "layers": layers,
+        "downloads": len(missing),
+        "download_bytes": sum(source.size for source in missing),
+        **({"of_unknown_size": unmeasured} if unmeasured else {}),
+    }
+
+
+def _is_cached(source: LockedWheel | LockedArchive, store: Store) -> bool:
+    if isinstance(source, LockedArchive):
+        return (store.root / kept_path(source)).is_file()
+    return store.has_wheel(source)
+
+
+def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | None:
+    """The layers of wheels and archives of this lock in *store*, in order; None if one is missing.
+
+    Only layers whose wheels were verified count: a lock must not confirm itself. If the lock records some
+    layers already, as that of a thin cell records layers of the full cell, these are taken from the lock.
+    """
+    found = []
+    specs, recorded = made_layers(locked), {layer.title: layer for layer in locked.layers}
+    partly = any(spec.title not in recorded for spec in specs)
+    for spec in specs:
+        if partly and spec.title in recorded:
+            found.append(recorded[spec.title])
+            continue
+        record = record_of(spec, store)
+        if record is None or not record.verified:
+            return None
+        found.append(ImageLayer(title=spec.title, blob=record.blob))
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""Loads locks for builds from the folder of locks, and finds stale ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchkiln.base import artefact, tools
+from torchkiln.errors import Unresolvable
+from torchkiln.index.settings import PYTORCH_ADDRESS, PYTORCH_VARIABLE
+from torchkiln.locks.freshness import require_fresh, staleness
+from torchkiln.locks.lock import how_to_lock, load_locked, save
+from torchkiln.locks.thin import lock_thin
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import DEFAULT_OS, base_name
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The number of fresh locks, and a line for each reason why a lock is stale."""
+
+    fresh: int
+    stale: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LockFolder:
+    """The folder of locks, and the matrix and facts from which they are made."""
+
+    path: Path
+    matrix: Matrix
+    facts: Facts
+
+    @property
+    def bound(self) -> tuple[str, ...]:
+        """The packages that the matrix binds to PyTorch's own index."""
+        bound = (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value)
+        return next(bound, ())
+
+    def resolution(self, cell: Cell) -> Resolution:
+        """The present resolution of *cell*."""
+        return resolve(cell, self.matrix, self.facts)
+
+    def below(self, cell: Cell) -> Resolution:
+        """The present resolution of *cell* for all GPUs. The lock of a thin cell is made from its lock."""
+        return self.resolution(replace(cell, gpus=(), own_use=False))
+
+    def thin(self, resolution: Resolution, previous: LockedCell | None = None) -> LockedCell:
+        """The lock of a thin cell, made from that of the same cell for all GPUs; nothing is written.
+
+        :raises Stale: the lock for all GPUs is missing, invalid, or made from another matrix or other facts.
+        """
+        below = self.below(resolution.cell)
+        full = load_locked(self.path, tag_of(below), how=how_to_lock(below.cell))
+        return lock_thin(resolution, full, below=below, bound=self.bound, previous=previous)
+
+    def load(self, cell: Cell) -> LockedCell:
+        """The lock of *cell*; that of a thin cell is made if it is missing, and not written.
+
+        :raises Unresolvable: the cell is unavailable.
+        :raises Stale: the lock is missing or invalid.
+        """
+        resolution = self.resolution(cell)
+        require_buildable(resolution)
+        if cell.gpus and not self._has(resolution):
+            return self.thin(resolution)
+        return load_locked(self.path, tag_of(resolution), how=how_to_lock(cell))
+
+    def keep(self, locked: LockedCell) -> bool:
+        """Write *locked* if the folder has no lock of its cell; returns whether it was written."""
+        if self._has(locked.resolution):
+            return False
+        save(self.path, locked)
+        return True
+
+    def _has(self, resolution: Resolution) -> bool:
+        return (self.path / tag_of(resolution) / "lock.json").exists()
+
+    def fresh(self, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
+        """The lock of *cell*, made from the present matrix and facts.
+
+        :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
+        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts; a missing
+            lock of a thin cell is made, see `load`.
+        """
+        resolution = self.resolution(cell)
+        source = require_buildable(resolution).source
+        tag = tag_of(resolution)
+        if source is Source.PYTORCH and not environ.get(PYTORCH_VARIABLE):
+            then = "" if self._has(resolution) else f", then: {how_to_lock(cell)}"
+            raise Unresolvable(
+                f"{tag}: its torch is only on PyTorch's own index, which is not configured",
+                hint=f"set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or a mirror of it{then}",
+            )
+        locked = self.load(cell)
+        require_fresh(locked, resolution, self.bound)
+        return locked
+
+    def check(self, cells: Iterable[Cell], *, sweeping: bool) -> Checked:
+        """Check the locks of *cells*.
+
+        :param sweeping: ignore missing locks that need not be committed.
+        """
+        fresh, stale = 0, []
+        for cell in cells:
+            resolution = self.resolution(cell)
+            tag = tag_of(resolution) if resolution.build else None
+            # Only locks of wheels on the default index must be committed; others are checked if they exist.
+            committed = resolution.lockable and cell.os == DEFAULT_OS and not cell.gpus
+            if tag is None or (sweeping and not committed and not (self.path / tag).is_dir()):
+                continue
+            reasons = self._staleness(resolution)
+            stale += [f"{tag}: {reason}" for reason in reasons]
+            fresh += not reasons
+        return Checked(fresh, tuple(stale))
+
+    def _staleness(self, resolution: Resolution) -> tuple[str, ...]:
+        cell = resolution.cell
+        base = base_name(cell.os)
+        return staleness(
+            self.path,
+            resolution,
+            self.bound,
+            artefact.read_lock(self.path, base),
+            tools.read_lock(self.path, base, resolution.tools) if resolution.tools else None,
+            self.below(cell) if cell.gpus else None,
+        )

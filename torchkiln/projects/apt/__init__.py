@@ -1,0 +1,1 @@
+"""Resolves the Debian packages that a project requires, and makes their layers."""

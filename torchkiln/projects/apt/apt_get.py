@@ -1,0 +1,149 @@
+"""Resolves packages on the layers of an OS with apt.
+
+apt runs on this machine with the package list of an unpacked root, and checks the archive's signature.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torchkiln.base.archive import read_dates, read_lists
+from torchkiln.base.debs import keep, missing
+from torchkiln.base.mmdebstrap import DEBS, PINS, command, running
+from torchkiln.base.on_top import BaseWork, base_work, existing
+from torchkiln.base.recipe import recipe
+from torchkiln.errors import BuildFailed, Unresolvable
+from torchkiln.model.apt import OsLayers
+from torchkiln.model.lock import DebFile
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.projects.apt.apt_plan import AptPlan, is_removal, plan_of, reasons, unknown
+from torchkiln.store.store import Store
+
+_PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
+_OK = "torchkiln: apt has a plan"
+_SHOWN = 8  # maximum number of packages in a message
+_OLD = (
+    "lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older versions:"
+    " NAME=VERSION"
+)
+_CONFLICT = "remove the packages that conflict with the image from apt in the project's settings"
+
+# Writes apt's plan, and downloads its packages. If there is none, writes the plan that apt makes without
+# pins.
+_RESOLVE = f"""
+export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
+: >"$1{_FREELY}"
+mkdir -p "$1{DEBS}"
+if apt-get --simulate install {{packages}} >"$1{_PLAN}" 2>&1; then
+    echo "{_OK}" >>"$1{_PLAN}"
+    grep -q "^Remv " "$1{_PLAN}" || apt-get --yes --download-only install {{packages}}
+else
+    rm "$1{PINS}"
+    apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
+fi
+"""
+
+
+def resolve(
+    requested: Iterable[str],
+    layers: OsLayers,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
+) -> tuple[tuple[DebFile, ...], dict[str, str]]:
+    """The packages that apt adds to *layers* for *requested*, and the dates of the suites: see `read_dates`.
+
+    The files are in *store* afterwards.
+
+    :raises Unresolvable: the archive lacks a package, or a package requires other versions than *layers*
+        have.
+    :raises BuildFailed: the archive cannot be reached, or its signature is invalid.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    """
+    wanted, names = recipe(layers.base.os), tuple(requested)
+    with base_work(wanted, store, environ, report) as work:
+        plan, freely, files = work.folder / "plan", work.folder / "freely", work.folder / "debs"
+        files.mkdir()
+        script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
+        out = (
+            _out("download", _PLAN, plan),
+            _out("download", _FREELY, freely),
+            _out("sync-out", DEBS, files),
+        )
+        _ask(work, layers, (script, *out))
+        added = _demanded(names, layers, plan, freely).added
+        debs = read_lists(work.place.lists, added)
+        if lost := {package.name for package in added} - {deb.name for deb in debs}:
+            raise BuildFailed(
+                f"the index of the archive of {wanted.os} has no sha256 of: {', '.join(sorted(lost))}",
+                hint="use another mirror",
+            )
+        dates = read_dates(work.place.lists)
+        keep(files, debs, store)
+    if lost_files := missing(debs, store):
+        raise BuildFailed(
+            f"apt did not download {_listed(lost_files)}", hint="run it again; or use another mirror"
+        )
+    return debs, dates
+
+
+def _out(how: str, inside: str, outside: Path) -> str:
+    """A hook that copies a file or a folder out of the root."""
+    return f"{how} {inside} {shlex.quote(str(outside))}"
+
+
+def _ask(work: BaseWork, layers: OsLayers, queries: tuple[str, ...]) -> None:
+    onto = existing(layers.artefacts, work, queries=queries)
+    argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
+    with running(argv, work.place.env, work.recipe, work.report) as nothing:
+        while nothing.read(1 << 16):
+            pass
+
+
+def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) -> AptPlan:
+    """The plan that apt wrote to *plan*. If it found none, it wrote its plan without pins to *freely*.
+
+    :raises Unresolvable: there is no plan, or it changes packages of *layers*, or lacks a requested package.
+    """
+    os_name = layers.base.os
+    lines = _lines(plan)
+    hint = "correct apt in the project's settings (docs/projects.md)"
+    if faults := unknown(lines, os_name):
+        raise Unresolvable("\n".join(f"apt: {fault}" for fault in faults), hint=hint)
+    solved = _OK in lines
+    found = plan_of(lines if solved else _lines(freely))
+    if found.changes:
+        raise Unresolvable(
+            "\n".join(
+                (
+                    f"apt: {', '.join(names)}: would change packages that the image was tested with:",
+                    *(f"  {change}" for change in found.changes[:_SHOWN]),
+                    *([f"  and {len(found.changes) - _SHOWN} more"] if len(found.changes) > _SHOWN else []),
+                )
+            ),
+            hint=_CONFLICT if all(map(is_removal, found.changes)) else _OLD,
+        )
+    if not solved:
+        raise Unresolvable(
+            "\n".join(("apt: unmet dependencies:", *(f"  {reason}" for reason in reasons(lines)))), hint=hint
+        )
+    there = {package.name for package in (*found.added, *layers.packages)}
+    if others := [name for name in names if name.partition("=")[0] not in there]:
+        raise Unresolvable(
+            "\n".join(f"apt: unable to locate package {name} in {os_name}" for name in others), hint=hint
+        )
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _listed(debs: Iterable[DebFile]) -> str:
+    names = [f"{deb.name} {deb.version}" for deb in debs]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

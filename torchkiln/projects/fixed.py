@@ -1,0 +1,120 @@
+"""Decides which packages of an image a project cannot replace, and checks its requirements of these packages.
+
+torch, its CUDA libraries and the packages that are built for its binary interface (ABI) were tested together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from torchkiln.errors import ConfigError
+from torchkiln.model.lock import LockedWheel
+from torchkiln.projects.asked import Asked, ProjectNeeds
+
+_FAMILY = ("torch", "torchvision", "torchaudio")
+_COMPILERS = frozenset({"triton", "pytorch-triton"})
+_LIBRARIES = re.compile(r"nvidia-.+-cu[0-9]+")  # for any version of CUDA; nvidia-ml-py does not match
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """A pin of a lock file that the image's version overrides."""
+
+    name: str
+    version: str  # that of the lock file
+    where: str  # "uv.lock:371"
+
+
+def fixed_wheels(wheels: Iterable[LockedWheel]) -> dict[str, LockedWheel]:
+    """The *wheels* of an image that a project cannot replace, by name."""
+    return {wheel.name: wheel for wheel in wheels if _is_fixed(wheel)}
+
+
+def _is_fixed(wheel: LockedWheel) -> bool:
+    fixed = wheel.name in _FAMILY or wheel.name in _COMPILERS
+    return fixed or wheel.name.startswith(("nvidia-", "cuda-"))
+
+
+def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
+    """The constraints (PEP 508) that pin the fixed packages of *wheels*, and numpy's major version."""
+    found = [f"{wheel.name}=={wheel.version}" for wheel in fixed_wheels(wheels).values()]
+    for wheel in wheels:
+        if wheel.name == "numpy":
+            major = Version(wheel.version).major
+            found.append(f"numpy>={major},<{major + 1}")
+    return tuple(found)
+
+
+def movable(
+    needs: ProjectNeeds, asked: Sequence[Asked], fixed: Mapping[str, LockedWheel], torches: Iterable[str]
+) -> tuple[tuple[Asked, ...], tuple[Ignored, ...]]:
+    """The requirements in *asked* that no package in *fixed* satisfies, and the pins that were ignored.
+
+    :param torches: the releases of torch that the matrix has with this CUDA, for the hint.
+    :raises ConfigError: a requirement excludes the image's version of a fixed package; lists all.
+    """
+    kept: list[Asked] = []
+    ignored: list[Ignored] = []
+    faults: list[str] = []
+    hints: list[str] = []
+    for one in asked:
+        wheel, requirement = fixed.get(one.name), one.requirement
+        if wheel is None:
+            if needs.is_lock and (_LIBRARIES.fullmatch(one.name) or one.name in _COMPILERS):
+                ignored.append(Ignored(name=one.name, version=_pin(requirement.specifier), where=one.where))
+            else:
+                kept.append(one)
+            continue
+        if one.by_file:
+            faults.append(
+                f"{one.where}: {one.path or one.text}: the image has {one.name} {wheel.version}, which"
+                " a project cannot replace"
+            )
+            hints.append(f"require {one.name} without a {'repository' if one.repository else 'file'}")
+        elif _includes(requirement.specifier, wheel.version):
+            if (pin := _pin(requirement.specifier)) and Version(pin) != Version(wheel.version):
+                ignored.append(Ignored(name=one.name, version=pin, where=one.where))
+            if requirement.extras:  # extras may require packages that the image lacks
+                extras = ",".join(sorted(requirement.extras))
+                kept.append(Asked(text=f"{one.name}[{extras}]", where=one.where, by_name=one.by_name))
+        elif needs.is_lock and one.name not in _FAMILY:
+            ignored.append(Ignored(name=one.name, version=_pin(requirement.specifier), where=one.where))
+        else:
+            faults.append(
+                f"{one.where}: {one.text}: the image has {one.name} {wheel.version}, which a project cannot"
+                " replace"
+            )
+            hints += _hints(one, requirement.specifier, torches)
+    if faults:
+        raise ConfigError.of(faults, hint="; ".join(dict.fromkeys(hints)))
+    return tuple(kept), tuple(ignored)
+
+
+def _includes(specifier: SpecifierSet, version: str) -> bool:
+    """Whether *specifier* includes *version*; the CUDA variant is ignored: 2.7.1+cu118 counts as 2.7.1."""
+    public = Version(version).public
+    text = re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier))
+    return SpecifierSet(text).contains(public, prereleases=True)
+
+
+def _pin(specifier: SpecifierSet) -> str:
+    """The version that *specifier* pins; "" if it pins none."""
+    pins = [one.version for one in specifier if one.operator == "==" and not one.version.endswith(".*")]
+    return pins[0] if pins else ""
+
+
+def _hints(one: Asked, specifier: SpecifierSet, torches: Iterable[str]) -> Iterator[str]:
+    if one.name == "torch":
+        text = SpecifierSet(re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier)))
+        fitting = sorted((torch for torch in torches if text.contains(torch)), key=Version)
+        if fitting:
+            yield f"use --torch {fitting[-1]}, or change the requirement"
+        else:
+            yield "change the requirement: the matrix has no torch with this CUDA that fits it"
+    else:
+        yield f"require {one.name} without a version: the image has the version that fits its torch"

@@ -1,0 +1,58 @@
+"""Decides whether a project's lock still belongs to the project's files and to the image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.errors import Stale
+from torchkiln.locks.file import lock_digest
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import ProjectLock
+from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.choice import choice_of
+from torchkiln.projects.file import FILE
+from torchkiln.projects.fixed import fixed_wheels
+from torchkiln.projects.inputs import inputs_digest
+
+
+def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
+    """Why *lock* is outdated for *needs* and *parent*, as a phrase; empty: it is not outdated."""
+    tag = tag_of(parent.resolution)
+    if lock.parent != tag:
+        return f"made for {lock.parent}, not for {tag}"
+    if lock.parent_lock != lock_digest(parent):
+        return f"made for another lock of {tag}"
+    if (choice := choice_of(lock.extras, lock.groups)) != needs.choice:
+        return f"made {choice.phrase}, not {needs.choice.phrase}"
+    if needs.apt != (lock.apt.requested if lock.apt else ()):
+        return "made for other OS packages than the setting apt has now"
+    if lock.inputs != inputs_digest(needs, parent):
+        return f"made from other requirements than {needs.source} has now"
+    if changed := _changed(lock, needs):
+        return f"made with different contents of {changed}: its sha256 has changed"
+    before = {wheel.name: wheel.version for wheel in parent.wheels}
+    names = {wheel.name for wheel in lock.wheels}
+    if fixed := sorted(names & fixed_wheels(parent.wheels).keys()):
+        return f"replaces packages that are fixed in {tag}: {', '.join(fixed)}"
+    if {*lock.removed} != names & before.keys():
+        return f"its list of removed packages does not match the packages of {tag}"
+    return ""
+
+
+def _changed(lock: ProjectLock, needs: ProjectNeeds) -> str:
+    """The first locked file of the project's folder whose sha256 has changed; "" if there is none."""
+    present = {wheel.path: wheel.sha256 for wheel in needs.own}
+    locked = {wheel.name: wheel.sha256 for wheel in lock.wheels}
+    paths = ((origin.path, locked[origin.name]) for origin in lock.origins)
+    return next((path for path, sha256 in paths if present.get(path, sha256) != sha256), "")
+
+
+def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> None:
+    """Check *lock*, which is in the project's *folder*, by `outdated`.
+
+    :raises Stale: it is outdated.
+    """
+    if why := outdated(lock, needs, parent):
+        options = f" {needs.choice.options}" if choice_of(lock.extras, lock.groups) != needs.choice else ""
+        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln lock --project {folder}{options}")

@@ -1,0 +1,231 @@
+"""Locks the packages of a project for the image of one cell.
+
+The image's torch, its CUDA libraries and the packages that are built for them are fixed. The other packages
+of the image keep their versions where the project's requirements allow that. New packages get the newest
+versions that fit the fixed packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from packaging.specifiers import SpecifierSet
+
+from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
+from torchkiln.index.uv import Pin
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.request import kept_versions
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Source
+from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.operating_system import operating_system
+from torchkiln.model.project import Origin, ProjectLock
+from torchkiln.projects.asked import Asked, ProjectNeeds, hashes_of
+from torchkiln.projects.fixed import constraints_of, fixed_wheels, movable
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.moves import Move, moves_of
+from torchkiln.projects.settle import Behind, Resolver, Settler, newest_possible, without
+from torchkiln.projects.target import applies, environment_of
+
+
+class ProjectIndex(Resolver, Protocol):
+    """The package indexes."""
+
+    def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
+        """The wheels of *pins*, with their sizes; *pins* are some of `Resolver.pins(wanted)`.
+
+        :raises Unresolvable: a release has no wheel for the image.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent:
+    """The image on which a project is installed.
+
+    `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
+    queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see
+    `Settler.image`.
+    """
+
+    lock: LockedCell
+    bound: tuple[str, ...] = ()
+    known: tuple[KnownWheel, ...] = ()
+    torches: tuple[str, ...] = ()
+    wheels: tuple[LocalWheel, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectVersions:
+    """The versions that a project's lock may use; `as_of`, `previous` and `upgrade` as in `lock.Versions`."""
+
+    as_of: str
+    previous: ProjectLock | None = None
+    upgrade: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The version of each package of the previous lock that is not upgraded."""
+        return kept_versions(self.previous, self.upgrade)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedProject:
+    """A lock, and what its user should know."""
+
+    lock: ProjectLock
+    source: str  # the file with the requirements
+    moves: tuple[Move, ...]
+    behind: tuple[Behind, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences
+    yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
+    unread: tuple[str, ...] = ()  # what the check of the libraries needs and the cache lacks
+
+
+def lock_project(
+    needs: ProjectNeeds,
+    parent: Parent,
+    index: ProjectIndex,
+    versions: ProjectVersions,
+    *,
+    local: tuple[LocalWheel, ...] = (),
+    untrusted: Collection[Source] = (),
+) -> LockedProject:
+    """The lock of the project with *needs* on the image *parent*.
+
+    :param local: the wheels that may be chosen in addition to those of the index.
+    :param untrusted: the untrusted indexes; the lock is marked if it uses one.
+    :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
+    :raises Unresolvable: its requirements conflict with each other or with the fixed packages.
+    :raises BuildFailed: an index cannot be read, or a file has a different hash than the project requires.
+    """
+    cell, tag = parent.lock, tag_of(parent.lock.resolution)
+    _require_python(needs, cell)
+    fixed = fixed_wheels(cell.wheels)
+    requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
+    constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
+    wanted = replace(_request(requirements, constraints, parent, versions.as_of), local=local)
+    own = tuple(asked.text for asked in requirements)
+    settler = Settler(index=index, parent=cell, own=own, kept=versions.kept, image=parent.wheels)
+    try:
+        pins = settler.settled(wanted)
+        old: tuple[Behind, ...] = ()
+        if not needs.is_lock:
+            pins, old = newest_possible(requirements, pins, wanted, settler)
+        before = {wheel.name: wheel for wheel in cell.wheels}
+        by_file = {one.name for one in requirements if one.by_file}
+        moved = [pin for pin in pins if _moves(pin, before.get(pin.name), by_file=pin.name in by_file)]
+        if wrong := sorted(pin.name for pin in moved if pin.name in fixed):
+            raise BuildFailed(f"{tag}: the resolver replaced fixed packages: {', '.join(wrong)}")
+        wheels = index.locked(moved, wanted)
+    except Unresolvable as error:
+        raise Unresolvable(
+            f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
+            hint=f"change the requirements in {needs.source}, or choose another --torch; if a package has no"
+            ' wheels, put one into a folder (wheels = "wheels"), or have it built in a sandbox'
+            ' (build = ["NAME"]): see docs/projects.md',
+        ) from error
+    now = before | {wheel.name: wheel for wheel in wheels}
+    _require_hashes(requirements, now)
+    lock = ProjectLock(
+        name=needs.name,
+        parent=tag,
+        parent_lock=lock_digest(cell),
+        as_of=versions.as_of,
+        inputs=inputs_digest(needs, cell),
+        requirements=tuple(asked.text for asked in needs.requirements),
+        extras=needs.choice.extras,
+        groups=needs.choice.groups,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        removed=tuple(sorted(wheel.name for wheel in wheels if wheel.name in before)),
+        origins=_origins(wheels, needs),
+        untrusted=bool({wheel.index for wheel in wheels} & {*untrusted}),
+    )
+    via = {pin.name: pin.via for pin in pins}
+    return LockedProject(
+        lock=lock,
+        source=needs.source,
+        moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
+        behind=old,
+    )
+
+
+def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
+    """Whether *pin* replaces *before*, the image's wheel of the package, or adds a package."""
+    if before is None or before.version != pin.version:
+        return True
+    return by_file and before.sha256 not in pin.hashes
+
+
+def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin, ...]:
+    """The origins of the *wheels* that are not from an index; `Sdists.finish` adds how they were built."""
+    urls = {one.name: one.url for one in needs.requirements if one.url}
+    required = {one.path for one in needs.requirements if one.path}
+    # A wheel that is required by path may also be in the folder of the setting: the required path is used.
+    ordered = sorted(needs.own, key=lambda wheel: wheel.path in required)
+    paths = {wheel.sha256: wheel.path for wheel in ordered}
+    return tuple(
+        Origin(name=wheel.name, path=paths[wheel.sha256])
+        if wheel.sha256 in paths
+        else Origin(name=wheel.name, url=urls.get(wheel.name, ""))
+        for wheel in sorted(wheels, key=lambda wheel: wheel.name)
+        if wheel.index is Source.PROJECT
+    )
+
+
+def _require_python(needs: ProjectNeeds, cell: LockedCell) -> None:
+    """:raises ConfigError: the project excludes the image's Python."""
+    python = cell.python.version
+    if not SpecifierSet(needs.requires_python).contains(python, prereleases=True):
+        raise ConfigError(
+            f"{needs.name}: requires Python {needs.requires_python}, but the image"
+            f" {tag_of(cell.resolution)} has {python}",
+            hint="change requires-python, or choose another --os",
+        )
+
+
+def _applying(asked: Iterable[Asked], cell: LockedCell) -> tuple[Asked, ...]:
+    environment = environment_of(cell.python.version)
+    return tuple(one for one in asked if applies(one.requirement, environment))
+
+
+def _request(
+    requirements: Iterable[Asked], constraints: Iterable[Asked], parent: Parent, as_of: str
+) -> IndexRequest:
+    """The request for one environment with the packages of *parent* and of the project.
+
+    The project's requirements come first, because uv chooses versions in that order. All packages of the
+    image are required, because the image keeps even those that no other package requires any more.
+    """
+    resolution, known = parent.lock.resolution, {wheel.name for wheel in parent.known}
+    names = (wheel.name for wheel in parent.lock.wheels)
+    own = (asked.text for asked in requirements)
+    listed = dict.fromkeys((*own, *resolution.requirements, *names))
+    bounds = (*(bound.requirement for bound in resolution.constraints), *constraints_of(parent.lock.wheels))
+    of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
+    return IndexRequest(
+        requirements=without(known, listed),
+        constraints=without(known, (*bounds, *(asked.text for asked in constraints))),
+        python=resolution.cell.python,
+        glibc=operating_system(resolution.cell.os).glibc,
+        as_of=as_of,
+        keep=(),
+        bound=parent.bound if of_pytorch and not parent.lock.by_record else (),
+        known=parent.known,
+    )
+
+
+def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -> None:
+    """:raises BuildFailed: a wheel has a different hash than the project requires."""
+    allowed = hashes_of(asked)
+    for name, wheel in sorted(wheels.items()):
+        if name in allowed and wheel.sha256 not in allowed[name]:
+            raise BuildFailed(
+                f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
+                " project allows",
+                hint="the index or the image has a different file than the project's lock file names: compare"
+                " both files, or recreate that lock file",
+            )

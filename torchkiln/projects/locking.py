@@ -1,0 +1,248 @@
+"""Runs `lock --project`: reads a project's folder, and locks it on the lock of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from packaging.tags import Tag
+
+from torchkiln.base import artefact
+from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
+from torchkiln.index.choose import tags_of
+from torchkiln.index.download import Downloads
+from torchkiln.index.local import required_by_name
+from torchkiln.index.package_index import PackageIndex, open_index
+from torchkiln.locks.choice import record_of
+from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.lock import on_base
+from torchkiln.locks.request import kept_versions
+from torchkiln.locks.session import date_of
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell
+from torchkiln.model.index import LocalWheel
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.operating_system import operating_system
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.model.project import BuiltFrom, GitCommit, ProjectLock
+from torchkiln.plan.load import plan_locked
+from torchkiln.projects.apt.wanted_packages import kept_packages, with_packages
+from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.file import load_project
+from torchkiln.projects.fixed import fixed_wheels
+from torchkiln.projects.image_wheels import wheels_of_image
+from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.lock import LockedProject, Parent, ProjectVersions, lock_project
+from torchkiln.projects.name import demand_own_name
+from torchkiln.projects.own_wheels import demand_wheels_folder, from_index, local_wheels
+from torchkiln.projects.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.projects.sources.repositories import Repositories, demand_allowed
+from torchkiln.projects.sources.sdists import SdistBuilder, Sdists
+from torchkiln.projects.symbols.known import is_unread
+from torchkiln.projects.symbols.libraries import require_fitting, require_known, still_known
+from torchkiln.projects.target import applies, environment_of
+from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
+from torchkiln.store.store import Store
+from torchkiln.util.sizes import size
+
+_MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
+_STREAMS = 6
+
+_SKIPPED = 5  # most wheels that a message names
+
+
+def lock_folder(
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    builder: SdistBuilder,
+    report: Reporting = UNREPORTED,
+) -> LockedProject:
+    """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
+
+    :param builder: builds sdists that the project's settings name.
+    :param report: receives the progress messages.
+    :raises ConfigError: the project's files are invalid, or exclude the image's Python or torch, or the
+        project's name is that of another image.
+    :raises Stale: the cell is not locked, or its lock or uv.lock is outdated.
+    :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
+        cannot provide the OS packages.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it; or source code
+        cannot be fetched or built.
+    :raises ToolMissing: git, or the sandbox for builds, is missing.
+    """
+    resolution = locks.resolution(request.cell)
+    parent = fresh_parent(locks, request.cell, environ)
+    previous = _previous(request)
+    needs = needs_of(request.folder, parent, store, request.chosen(previous))
+    demand_own_name(needs.name, tag_of(resolution), locks.matrix)
+    index = open_index(environ, store)
+    unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
+    date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
+    demand_wheels_folder(request.folder, needs.wheels)
+    own, left_out = _local(needs, request.folder, parent, index)
+    known = _builds(previous, request.upgrade)
+    sdists = Sdists(index, parent, builder, as_of=date, known=known)
+    settings = index.pages.settings
+    required = _repositories(needs, parent)
+    sources = Repositories(store=store, settings=settings, environ=environ, say=report.say)
+    built = _built(required, sources, sdists, _commits(previous, request.upgrade))
+    offered = tuple(sdists.local(sorted({*needs.build} - {one.name for one in required}), own, _tags(parent)))
+    record = record_of(
+        resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
+    )
+    try:
+        found = lock_project(
+            needs,
+            Parent(
+                lock=parent,
+                bound=locks.bound,
+                known=record.known,
+                torches=_torches(locks, request.cell),
+                wheels=wheels_of_image(parent, store),
+            ),
+            index,
+            ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
+            local=required_by_name((*own, *built, *offered)),
+            untrusted=settings.untrusted,
+        )
+    except Unresolvable as error:
+        more = "".join(f"\nskipped: {line}" for line in left_out[:_SKIPPED])
+        raise Unresolvable(f"{error.message}{more}", hint=error.hint) from error
+    found = replace(found, lock=sdists.finish(found.lock), notes=from_index(found.lock.wheels, own))
+    keep_own_wheels(found.lock, request.folder, index.pages)
+    lock = _with_allowed(found.lock, request, previous)
+    _fetch(lock.wheels, index, report.say)
+    unread = require_fitting(lock, _on_present_base(parent, store, environ), store)
+    versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
+    yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
+    return with_packages(
+        replace(found, lock=lock, yanked=yanked, unread=unread),
+        needs.apt,
+        kept_packages(previous.apt if previous else None, request.upgrade),
+        plan_locked(parent, locks.matrix, locks.facts),
+        store,
+        environ=environ,
+        report=report,
+    )
+
+
+def _on_present_base(parent: LockedCell, store: Store, environ: Mapping[str, str]) -> LockedCell:
+    """*parent* on the base that the cache has for it, which need not be the locked one."""
+    return on_base(parent, artefact.present(parent.base, store, environ=environ), parent.tools)
+
+
+def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:
+    """*lock* with the list of libraries that may be missing: of *request*, or else of *previous*."""
+    if request.may_lack is None:
+        may_lack = still_known(previous.may_lack if previous else (), lock)
+    else:
+        require_known(request.may_lack, lock)
+        may_lack = tuple(sorted({*request.may_lack}))
+    return replace(lock, may_lack=may_lack)
+
+
+def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
+    """Download the *wheels* whose libraries must be checked, unless they exceed `_MOST_FETCHED` bytes.
+
+
+    :raises BadWheel: a file differs from the lock.
+    """
+    store = index.pages.store
+    missing = [wheel for wheel in wheels if is_unread(wheel, store)]
+    total = sum(wheel.size for wheel in missing)
+    if not missing or total > _MOST_FETCHED:
+        return
+    count = f"{len(missing)} wheel{'s' if len(missing) > 1 else ''}"
+    say(f"downloads {count} ({size(total)}), to check their libraries; the build uses them, too")
+    downloads = Downloads(index.pages)
+
+    def fetch(wheel: LockedWheel) -> None:
+        try:
+            downloads.fetch_wheel(wheel, store)
+        except BadWheel:
+            raise
+        except BuildFailed:  # the build reports it, if it needs the file
+            pass
+
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        list(pool.map(fetch, missing))
+
+
+def _local(
+    needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
+) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
+    """The wheels of *needs* from its folder or by URL that fit the image; a sentence for each other wheel."""
+    python, fixed = parent.python.version, fixed_wheels(parent.wheels).keys()
+    found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
+    by_url = (
+        wheel_by_url(one, folder, index.pages)
+        for one in needs.requirements
+        if one.url and applies(one.requirement, environment_of(python))
+    )
+    return (*found, *by_url), left_out
+
+
+def _repositories(needs: ProjectNeeds, parent: LockedCell) -> tuple[Asked, ...]:
+    """The requirements of *needs* that name a repository, for the image; without those of fixed packages.
+
+    :raises ConfigError: as `demand_allowed`.
+    """
+    environment, fixed = environment_of(parent.python.version), fixed_wheels(parent.wheels)
+    found = [one for one in needs.requirements if one.repository and one.name not in fixed]
+    found = [one for one in found if applies(one.requirement, environment)]
+    demand_allowed(found, needs.build)
+    return tuple(found)
+
+
+def _built(
+    required: Iterable[Asked], sources: Repositories, sdists: Sdists, known: Mapping[str, GitCommit]
+) -> tuple[LocalWheel, ...]:
+    """Build the wheels of the repositories that *required* names.
+
+    :param known: the commits of the present lock by package.
+    """
+    found: dict[str, LocalWheel] = {}
+    for one in required:
+        if one.repository and one.name not in found:
+            commit = sources.commit_of(one.repository, known.get(one.name))
+            found[one.name] = sdists.of_commit(sources.archive(one.name, commit), commit)
+    return tuple(found.values())
+
+
+def _commits(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, GitCommit]:
+    """The commits of *previous* of packages that are not upgraded, by package."""
+    kept = kept_versions(previous, upgrade)
+    origins = previous.origins if previous else ()
+    return {one.name: one.git for one in origins if one.git and one.name in kept}
+
+
+def _tags(parent: LockedCell) -> tuple[Tag, ...]:
+    """The tags of wheels that the image accepts, best first."""
+    cell = parent.resolution.cell
+    return tags_of(cell.python, operating_system(cell.os).glibc)
+
+
+def _builds(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, BuiltFrom]:
+    """The builds of *previous* of packages that are not upgraded, by the sdist's sha256."""
+    kept = kept_versions(previous, upgrade)
+    origins = previous.origins if previous else ()
+    return {one.built.sha256: one.built for one in origins if one.built and one.name in kept}
+
+
+def _previous(request: ProjectRequest) -> ProjectLock | None:
+    """The present lock; None: there is none, or it is invalid and will be replaced."""
+    try:
+        return load_project(request.folder)
+    except Stale:
+        return None
+
+
+def _torches(locks: LockFolder, cell: Cell) -> tuple[str, ...]:
+    """The releases of torch that the matrix has for the CUDA, flavor and system of *cell*."""
+    names = (torch for torch, cuda in locks.matrix.pairs if cuda == cell.cuda)
+    return tuple(torch for torch in names if locks.resolution(replace(cell, torch=torch)).build is not None)

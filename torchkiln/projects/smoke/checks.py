@@ -1,0 +1,247 @@
+"""The checks of a project's image: imports, `pip check`, shared libraries, the project's own test.
+
+Commands run in the image; their output is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchkiln.elf.dynamic import LIBRARY
+from torchkiln.model.project import APP
+from torchkiln.model.recipe import PREFIX
+from torchkiln.model.report import Finding
+from torchkiln.projects.smoke.declared import DECLARED
+from torchkiln.projects.smoke.modules import modules_of
+from torchkiln.smoke.run import Ended, Inside, exit_status
+from torchkiln.util.strict_json import json_of
+
+LIMIT = 1800.0  # maximum seconds of a check
+PLACE = "/opt/torchkiln/smoke-project"  # in the image: the folder with the suite and linkage_probe.py
+PROBE = "linkage_probe.py"
+# Libraries of the driver: the container runtime mounts them; an image never contains them.
+DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"})
+RULES = 2  # part of the suite's digest: increase it when the result of a check can change
+_LINES = 1000  # number of last lines of an output that are kept
+_SHOWN = 20  # number of these lines in the message of a failed test
+_FOUND = '{"from": '
+# Prints where a module is imported from: its file, or the folders of a namespace package.
+IMPORT = """
+import importlib.util, json, sys
+name = sys.argv.pop()
+spec = importlib.util.find_spec(name)
+importlib.import_module(name)
+print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())]}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectSubject:
+    """The packages, libraries and test that the checks expect in an image.
+
+    `installed` has the files of each distribution, from its RECORD in the image's layers, relative to /.
+    """
+
+    named: tuple[str, ...]  # packages that the project itself requires
+    added: tuple[str, ...]  # packages that the project adds to its parent image, or replaces there
+    installed: Mapping[str, tuple[str, ...]] = field(hash=False)
+    site: str  # site-packages, relative to /
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
+    suite: Path | None = None  # the folder that is mounted at PLACE
+    test: tuple[str, ...] = ()  # the command of the project's own test; empty: none
+
+
+Check = Callable[[ProjectSubject, Inside, float], Finding]
+
+
+def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
+    """Import each top-level package of the distributions that the project requires, one process for each."""
+    began, failed, faults = time.monotonic(), list[str](), list[str]()
+    modules = {name: modules_of(subject.installed.get(name, ()), subject.site) for name in subject.named}
+    for package, names in modules.items():
+        if package not in subject.installed:
+            failed.append(package)
+            faults.append(f"{package}: not installed in the image")
+        for name in names:
+            left = max(0.0, limit_s - (time.monotonic() - began))
+            shown = name if name == package else f"{name} of {package}"
+            if fault := _import_fault(name, inside, left, limit_s):
+                failed.append(name)
+                faults.append(f"{shown}: {fault}")
+    measured = {
+        "packages": len(modules),
+        "modules": sum(map(len, modules.values())),
+        "failed": failed,
+        "without_modules": [name for name, found in modules.items() if not found],
+    }
+    return _finding("import", began, faults, measured)
+
+
+def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
+    """Run `pip check`, without the project's code on sys.path."""
+    began = time.monotonic()
+    ended, lines = _run(inside, (inside.python, "-I", "-m", "pip", "check"), limit_s)
+    broken = [line for line in lines if line.strip()] if ended.code or ended.timed_out else []
+    faults = broken or ([_how(ended, limit_s)] if ended.code or ended.timed_out else [])
+    measured = {"packages": len(subject.installed), "broken": broken}
+    return _finding("pip-check", began, faults, measured)
+
+
+def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
+    """Check that the loader or `import torch` provides the libraries that added packages need."""
+    began = time.monotonic()
+    owners = {f"/{path}": name for name in subject.added for path in subject.installed.get(name, ())}
+    libraries = [path for path in owners if LIBRARY.fullmatch(path.rpartition("/")[2])]
+    if not libraries:
+        return _linkage(began, [], 0)
+    binds = {PLACE: subject.suite} if subject.suite else {}
+    ended, lines = _run(inside, (inside.python, "-I", "-B", f"{PLACE}/{PROBE}"), limit_s, binds)
+    try:
+        found = _probed(lines[-1]) if lines and not (ended.code or ended.timed_out) else None
+    except (ValueError, KeyError, TypeError):
+        return _linkage(began, [f"no result: {lines[-1][:200]}"], len(libraries))
+    if found is None:
+        return _linkage(began, [_how(ended, limit_s)], len(libraries))
+    there = DRIVER.union(found.loaded, subject.may_lack)
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for file, soname in found.missing:
+        owner = owners.get(path := f"{PREFIX}/{file}")
+        if owner and soname not in there and owner not in subject.may_lack:
+            lacking.setdefault((owner, soname), []).append(path)
+    versions = [line for line in found.versions if any(path in line for path in libraries)]
+    faults = [
+        f"{owner} needs {soname}, which is missing: {_first(paths)}"
+        for (owner, soname), paths in lacking.items()
+    ]
+    torch = [f"import torch: {found.import_torch}"] if lacking and found.import_torch else []
+    return _linkage(began, [*faults, *versions, *torch], len(libraries), list(lacking), versions)
+
+
+def _first(paths: Sequence[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+
+
+def _linkage(
+    began: float,
+    faults: Sequence[str],
+    libraries: int,
+    missing: Sequence[tuple[str, str]] = (),
+    versions: Sequence[str] = (),
+) -> Finding:
+    measured = {"libraries": libraries, "missing": list(missing), "versions": list(versions)}
+    return _finding("linkage", began, faults, measured)
+
+
+def check_test(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
+    """Run the project's own test, which must end with exit code 0."""
+    began = time.monotonic()
+    ended, lines = _run(inside, subject.test, limit_s)
+    faults = []
+    if ended.code or ended.timed_out:
+        last = [*lines, *ended.stderr.decode("utf-8", "replace").splitlines()][-_SHOWN:]
+        how = f"killed: {_reached(limit_s)}" if ended.timed_out else exit_status(ended.code)
+        faults = [f"{shlex.join(subject.test)}: {how}", *last]
+    code = ended.code or (137 if ended.timed_out else 0)
+    return _finding("test", began, faults, {"exit_code": code})
+
+
+CHECKS: Mapping[str, Check] = {
+    "import": check_imports,
+    "pip-check": check_pip,
+    "linkage": check_linkage,
+    "test": check_test,  # the last check, because the project's code runs in it
+}
+
+
+def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> str:
+    """Why *name* cannot be imported; empty if it can.
+
+    :param left_s: the seconds that are left of *limit_s*.
+    """
+    if left_s <= 0:
+        return f"not started: {_reached(limit_s)}"
+    ended, lines = _run(inside, (inside.python, "-c", IMPORT, name), left_s)
+    if ended.code or ended.timed_out:
+        return (not ended.timed_out and last_error(ended.stderr)) or _how(ended, limit_s)
+    place = next((line for line in reversed(lines) if line.startswith(_FOUND)), None)
+    if place is None:
+        return "it ended Python"
+    try:
+        places = _texts(json_of(place.encode())["from"])
+    except ValueError as error:
+        return f"no result: {error}"
+    hiding = next((path for path in places if path.startswith(f"/{APP}/")), "")
+    return f"{hiding}, a file of the project, is imported instead: rename it" if hiding else ""
+
+
+def last_error(stderr: bytes) -> str:
+    """The first line of the error message of the last traceback in *stderr*; empty without a traceback."""
+    _, found, trace = stderr.decode("utf-8", "replace").rpartition("Traceback (most recent call last):\n")
+    lines = (line for line in trace.splitlines() if line and not line[0].isspace()) if found else ()
+    return next(iter(lines), "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Probed:
+    """The output of linkage_probe.py."""
+
+    missing: list[tuple[str, str]]  # path relative to PREFIX, library
+    loaded: list[str]
+    versions: list[str]
+    import_torch: str
+
+
+def _probed(line: str) -> _Probed:
+    """:raises ValueError, KeyError, TypeError: *line* is not the output of linkage_probe.py."""
+    values = json_of(line.encode())
+    return _Probed(
+        missing=[(str(file), str(soname)) for file, soname in values["missing"]],
+        loaded=_texts(values["loaded"]),
+        versions=_texts(values["versions"]),
+        import_torch=str(values["import_torch"]),
+    )
+
+
+def _run(
+    inside: Inside, argv: Sequence[str], limit_s: float, binds: Mapping[str, Path] | None = None
+) -> tuple[Ended, list[str]]:
+    """Run *argv*; return how it ended, and the last lines of its stdout."""
+    lines: deque[bytes] = deque(maxlen=_LINES)
+    ended = inside.run(argv, binds=binds or {}, timeout_s=limit_s, on_line=lines.append)
+    return ended, [line.decode("utf-8", "replace") for line in lines]
+
+
+def _how(ended: Ended, limit_s: float) -> str:
+    if ended.timed_out:
+        return f"killed: {_reached(limit_s)}"
+    last = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return ": ".join(filter(None, (exit_status(ended.code), last)))
+
+
+def _reached(limit_s: float) -> str:
+    return f"the limit of this check, {limit_s:g} s, was reached (--limit)"
+
+
+def _texts(values: Any) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _finding(name: str, began: float, faults: Sequence[str], measured: Mapping[str, Any]) -> Finding:
+    rules = DECLARED[name].items()
+    threshold = {value: rule for value, rule in rules if "type" not in rule}
+    return Finding(
+        id=name,
+        tier=0,
+        outcome="failed" if faults else "passed",
+        seconds=round(time.monotonic() - began, 3),
+        message="\n".join(faults),
+        measured=json.dumps(measured),
+        threshold=json.dumps(threshold),
+    )

@@ -1,0 +1,1 @@
+"""Builds wheels from sdists and git repositories, in a sandbox."""

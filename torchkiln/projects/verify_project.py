@@ -1,0 +1,151 @@
+"""Verifies the image of a project in a registry, from its manifest, config and statements.
+
+The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
+gate states that the project's layers do not change the parent image (ADR 43). The project's own report is
+evaluated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.gate.check_status import check_status
+from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
+from torchkiln.gate.gate import request_faults
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.project import LABEL, PARENT_LABEL
+from torchkiln.oci.labels import labels
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.projects.smoke.declared import TEST
+from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.publishing.attached import AttachedStatements, Point, of_sbom, reports_in
+from torchkiln.sbom.listed import listed
+from torchkiln.smoke.attestation import PREDICATE
+from torchkiln.util.schema import sentences
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["below", "test"],
+    "properties": {
+        "test": _STRINGS,
+        "below": {
+            "type": "object",
+            "required": ["tag", "digest", "passed", "gpus", "reports"],
+            "properties": {
+                "tag": {"type": "string"},
+                "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+                "passed": _STRINGS,
+                "gpus": _STRINGS,
+                "reports": {"type": "array"},
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectCriteria:
+    """The criteria for the image of a project."""
+
+    policy: Policy
+    at: datetime  # now
+    signed: bool  # signatures are verified, and reports must be signed
+
+
+def verify_project(
+    statements: AttachedStatements, image: ImageOnDisk, criteria: ProjectCriteria, *, tag: str | None
+) -> Iterator[Point]:
+    """Verify *image*, the image of a project, by its *statements*; *tag* is the name to verify, or None."""
+    try:
+        below, test, override = _decided(statements)
+    except KilnError as error:
+        yield Point("gate", False, error.message)
+        return
+    cited = f"{below['tag']}@{below['digest']}"
+    if labels(image).get(PARENT_LABEL) != cited:
+        yield Point(
+            "gate", False, f"the decision is about a project on {cited}, but the label names another image"
+        )
+    elif override:
+        yield Point("gate", False, f"published with --override: {override}")
+    else:
+        gpus = ", ".join(below["gpus"]) or "no GPU"
+        count = len(below["reports"])
+        cites = "its report is" if count == 1 else f"its {count} reports are"
+        passed = f"which passed {len(below['passed'])} checks on {gpus}"
+        yield Point("gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read")
+    yield _of_reports(statements, image, cited, test, criteria)
+
+    def differences(data: bytes) -> list[str]:
+        found = listed(data).image
+        return [] if found == image.manifest else [f"the SBOM is of {found}, not of this image"]
+
+    good = "CycloneDX is of this image; --full compares it with its layers"
+    yield of_sbom(statements, differences, good)
+    if tag is not None:
+        yield _of_name(statements, tag, labels(image).get(LABEL, ""))
+
+
+def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
+    """From the gate's decision: facts of the parent image, the test's command, and the reason of an override.
+
+    :raises VerificationFailed: there is no trusted decision about the image of a project.
+    """
+    found = {statement: decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)}
+    last = prevailing(list(found.values()))
+    if last is None:
+        raise VerificationFailed("no trusted decision of the gate found")
+    statement = next(each for each, decision in reversed(found.items()) if decision is last)
+    content = statement.content.get("project")
+    if wrong := sentences(content, _SCHEMA, "clearance: project"):
+        raise VerificationFailed("\n".join(wrong))
+    return content["below"], content["test"], last.override
+
+
+def _of_reports(
+    statements: AttachedStatements,
+    image: ImageOnDisk,
+    cited: str,
+    test: Sequence[str],
+    criteria: ProjectCriteria,
+) -> Point:
+    """Evaluate the reports of the project's checks again, but not their age; none may be from the future."""
+    policy = replace(
+        criteria.policy,
+        signed=criteria.signed,
+        accept_unsigned=not criteria.signed,
+        report_age=0,
+        suites=(),
+    )
+    suite = project_suite()
+    reports, wrong = reports_in(statements.by_kind.get(PREDICATE, ()))
+    for signed in reports:
+        name = signed.name
+        run = signed.report.project
+        same = run is not None and f"{run.parent}@{run.parent_image}" == cited
+        if run is None or not same or (test and list(run.test) != list(test)):
+            wrong.append(f"{name}: not a report on the checks of this project on {cited}")
+        wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
+    checks = [check for check in suite.checks if check.id != TEST or test]
+    for check in checks:
+        lacks = check_status(check, [(report, {}) for report in reports], suite, required=True).lacks
+        wrong += [f"{check.id}: {text}" for text in lacks]
+    if wrong:
+        return Point("smoke", False, "\n".join(wrong))
+    return Point("smoke", True, f"{', '.join(check.id for check in checks)} passed in the project's image")
+
+
+def _of_name(statements: AttachedStatements, tag: str, name: str) -> Point:
+    try:
+        names = statements.names()
+    except KilnError as error:
+        return Point("name", False, error.message)
+    if tag in names:
+        return Point("name", True, f"{name} was published as {tag}")
+    listed_names = ", ".join(sorted(names)) or "no name"
+    return Point("name", False, f"{name} was published as {listed_names}, not as {tag}: the tag was moved")

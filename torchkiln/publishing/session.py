@@ -1,0 +1,245 @@
+"""Publishes images of a layout: runs the gate, makes tags and statements, and pushes to the registry.
+
+Errors that can be found without the registry are raised before the first request.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torchkiln import __version__
+from torchkiln.attest.provenance import SourcePackage, SourceRevision, provenance
+from torchkiln.attest.signers import Signer
+from torchkiln.attest.trust import Trust, with_signer
+from torchkiln.errors import ConfigError, KilnError
+from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
+from torchkiln.gate.inputs import GateInputs
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.model.progress import Observer, Silent
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.projects.bill import bill_of_project
+from torchkiln.projects.gate.read import project_image
+from torchkiln.projects.smoke.account import is_project
+from torchkiln.publishing.licence import demand_licence
+from torchkiln.publishing.names import demand_same, names_of, names_of_project
+from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
+from torchkiln.registry.connect import open_registry
+from torchkiln.registry.history import History
+from torchkiln.registry.push import JOBS, PushOptions
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.session import Registry
+from torchkiln.sbom.image import bill_of_image
+from torchkiln.sbom.statements import sbom_statement
+from torchkiln.smoke.session import image_and_lock
+from torchkiln.store.store import Store
+from torchkiln.util.places import INSTALLED, ROOT
+
+T = TypeVar("T")
+_GIT_SECONDS = 20.0
+
+
+class PublishListener:
+    """Receives the progress messages of a session; those that a subclass does not handle are ignored."""
+
+    def checked(self, result: GateResult) -> None:
+        """The gate's result for an image."""
+
+    def overridden(self, cleared: ClearedImage) -> None:
+        """The image is published with --override."""
+
+    def progress(self) -> AbstractContextManager[Observer]:
+        """A context with the observer of the uploads of one image."""
+        return nullcontext(Silent())
+
+    def note(self, text: str) -> None:
+        """A statement in the repository is ignored."""
+
+    def published(self, ref: str, image: PublishedImage) -> None:
+        """The image and all its tags are in the registry."""
+
+    def failed(self, ref: str, error: KilnError) -> None:
+        """One of several images failed; the others continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class SilentPublishListener(PublishListener):
+    """A listener that ignores all messages except notes."""
+
+    say: Callable[[str], None] = lambda _: None
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishTarget:
+    """Where images are published, and under which tags."""
+
+    repository: Repository
+    day: str  # the suffix of the dated tag
+    names: tuple[str, ...] = ()  # tags instead of those that follow from the lock; for one image
+    override: str | None = None  # the reason to publish although the gate refuses
+    licence_confirmed: bool = False  # the user has the right to distribute modified NVIDIA libraries
+    mount_from: tuple[str, ...] = ()  # repositories of the same registry to mount layers from
+    plain_http: bool = False
+    jobs: int = JOBS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishSession:
+    """Publishes images, with the settings of a command."""
+
+    layout: Path
+    images: Path  # the folder of locks
+    matrix: Matrix
+    facts: Facts
+    store: Store
+    inputs: GateInputs
+    signer: Signer
+    environ: Mapping[str, str]  # for Docker's login, network settings, and the builder's id
+    listener: PublishListener
+
+    def run(self, refs: Sequence[str], target: PublishTarget) -> list[KilnError]:
+        """Publish the images *refs* of the layout; returns the errors of those that failed.
+
+        The gate checks all of them before the first request. If one of several fails, the others continue.
+
+        :raises KilnError: the only one failed, or the registry cannot be used.
+        """
+        if target.names and len(refs) > 1:
+            raise ConfigError(
+                f"--tag applies to one image, and {len(refs)} are selected", hint="publish them one at a time"
+            )
+        failures: list[KilnError] = []
+        alone = len(refs) == 1
+        prepared = self._each(refs, lambda ref: self.prepare(ref, target), failures, alone=alone)
+        if not prepared:
+            return failures
+        with open_registry(target.repository, self.environ, plain_http=target.plain_http) as registry:
+            registry.check()
+            self._each(
+                prepared,
+                lambda ref: self.send(ref, prepared[ref], registry, target),
+                failures,
+                alone=alone,
+            )
+        return failures
+
+    def publish(self, ref: str, target: PublishTarget) -> PublishedImage:
+        """Publish the image *ref* of the layout.
+
+        :raises KilnError: the gate refuses, or a step failed.
+        """
+        prepared = self.prepare(ref, target)
+        with open_registry(target.repository, self.environ, plain_http=target.plain_http) as registry:
+            registry.check()
+            return self.send(ref, prepared, registry, target)
+
+    def prepare(self, ref: str, target: PublishTarget) -> PreparedImage:
+        """Prepare everything that needs no registry: tags, the gate's decision, statements.
+
+        :raises ConfigError: no such image, or an invalid tag.
+        :raises Stale: there is no lock of the image.
+        :raises GateRefused: a requirement of the policy is not met; or the image was built with --own-use,
+            and the user has not confirmed the licence.
+        """
+        image = open_layout(self.layout).image(ref)
+        if is_project(image):
+            return self._prepare_project(image, target)
+        image, tag, locked = image_and_lock(ref, self.layout, self.images, self.store)
+        demand_same(ref, tag, locked)
+        demand_licence(image, confirmed=target.licence_confirmed)
+        names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
+        cleared = self._cleared(self.inputs.judge(image, locked, self.images), target.override)
+        bill = bill_of_image(image, locked, self.images, self.store, name=target.repository.name)
+        origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
+        return PreparedImage(
+            cleared=cleared, image=image, statements=(origin, sbom_statement(bill)), names=names
+        )
+
+    def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
+        """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
+        project = project_image(image, self.layout, self.images, self.store)
+        demand_licence(image, confirmed=target.licence_confirmed)
+        name, below = project.account.name, project.account.parent
+        names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)
+        cleared = self._cleared(self.inputs.judge_project(project, self.images), target.override)
+        bill = bill_of_project(project, self.images, self.store, name=target.repository.name)
+        return PreparedImage(cleared=cleared, image=image, statements=(sbom_statement(bill),), names=names)
+
+    def send(
+        self, ref: str, prepared: PreparedImage, registry: Registry, target: PublishTarget
+    ) -> PublishedImage:
+        """Push the image and its statements, and set its tags.
+
+        :raises KilnError: as `publish` does.
+        """
+        trust = with_signer(Trust(keys=self.inputs.trusted), self.signer)
+        with self.listener.progress() as observer:
+            options = PushOptions(
+                observer=observer,
+                history=History(self.store),
+                mount_from=target.mount_from,
+                jobs=target.jobs,
+            )
+            say, repository = self.listener.note, target.repository
+            published = publish(prepared, registry, repository, self.signer, trust, options, say)
+        self.listener.published(ref, published)
+        return published
+
+    def _cleared(self, result: GateResult, reason: str | None) -> ClearedImage:
+        self.listener.checked(result)
+        if reason is None:
+            return clear(result, self.inputs.options)
+        cleared = override(result, reason)
+        self.listener.overridden(cleared)
+        return cleared
+
+    def _each(
+        self, refs: Iterable[str], do: Callable[[str], T], failures: list[KilnError], *, alone: bool
+    ) -> dict[str, T]:
+        """The result of *do* for each of *refs*; if one of several fails, the others continue."""
+        results: dict[str, T] = {}
+        for ref in refs:
+            try:
+                results[ref] = do(ref)
+            except KilnError as error:
+                if alone:
+                    raise
+                self.listener.failed(ref, error)
+                failures.append(error)
+        return results
+
+
+def builder_of(environ: Mapping[str, str]) -> str:
+    """The builder's id for the provenance: the workflow of this CI job, else a fixed URN."""
+    server, workflow = environ.get("GITHUB_SERVER_URL"), environ.get("GITHUB_WORKFLOW_REF")
+    return f"{server}/{workflow}" if server and workflow else "urn:torchkiln:builder"
+
+
+def source_of() -> SourceRevision | SourcePackage | None:
+    """The installed package, or the commit that git reports; None: a checkout without git."""
+    if INSTALLED:  # git would report a repository that contains the environment
+        return SourcePackage(version=__version__)
+    revision = _git("rev-parse", "--verify", "HEAD")
+    if revision is None:
+        return None
+    return SourceRevision(
+        revision=revision.strip(), changed=_git("status", "--porcelain", "--untracked-files=no") != ""
+    )
+
+
+def _git(*argv: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *argv], capture_output=True, text=True, check=True, timeout=_GIT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
