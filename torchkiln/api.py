@@ -218,6 +218,7 @@ def publish(
     from torchkiln.attest.signers import ByKey, Unsigned
     from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
+    from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.session import PublishSession, PublishTarget, SilentPublishListener
     from torchkiln.registry.reference import parse_repository
     from torchkiln.smoke.history import KeptRuns
@@ -247,6 +248,7 @@ def publish(
         signer=ByKey(private_key(signing_key)) if signing_key else Unsigned(),
         environ=os.environ,
         listener=SilentPublishListener(project.say),
+        kinds=KINDS,
     )
     target = PublishTarget(
         repository=parse_repository(repository),
@@ -279,6 +281,7 @@ def verify(
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
     from torchkiln.attest.trust import Trust
+    from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.verification import Depth, VerifySession
     from torchkiln.registry.connect import open_registry
     from torchkiln.registry.reference import parse_reference
@@ -294,6 +297,7 @@ def verify(
         matrix=folder.matrix,
         facts=folder.facts,
         store=_store(project),
+        kinds=KINDS,
         say=project.say,
     )
     depth.demand_trust(session.trust)

@@ -14,7 +14,7 @@ from tests.projects import Bench, bench
 from tests.unpublished import FakeIndex, IndexWithout
 from torchkiln.cli import torchkiln
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.keep import Kept, drop, keep, keep_project, project_tag
+from torchkiln.engine.keep import Kept, drop, keep
 from torchkiln.errors import BuildFailed, NotListed, RegistryError
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
@@ -23,6 +23,7 @@ from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.projects.build import ProjectSource
 from torchkiln.projects.code import read_code
 from torchkiln.projects.file import save_project
+from torchkiln.projects.keep import keep_project, project_tag
 from torchkiln.projects.sources.rebuilt import fetch_sdist, sdist_of
 from torchkiln.vault.places import FolderVault, vault_at
 from torchkiln.vault.sources import VaultFetcher, digest_of_file

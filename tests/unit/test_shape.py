@@ -28,20 +28,6 @@ TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 # Exceptions from the order of layers: (importing file, imported file) -> the reason.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("base/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
-    ("engine/keep.py", "projects/build.py"): "asks about projects",
-    ("engine/keep.py", "projects/file.py"): "asks about projects",
-    ("engine/keep.py", "projects/sources/rebuilt.py"): "asks about projects",
-    ("gate/inputs.py", "projects/gate/judge.py"): "asks about projects",
-    ("gate/inputs.py", "projects/gate/read.py"): "asks about projects",
-    ("gate/inputs.py", "projects/smoke/account.py"): "asks about projects",
-    ("gate/inputs.py", "projects/smoke/suite.py"): "asks about projects",
-    ("publishing/session.py", "projects/bill.py"): "asks about projects",
-    ("publishing/session.py", "projects/gate/read.py"): "asks about projects",
-    ("publishing/session.py", "projects/smoke/account.py"): "asks about projects",
-    ("publishing/verification.py", "projects/smoke/account.py"): "asks about projects",
-    ("publishing/verification.py", "projects/verify_below.py"): "asks about projects",
-    ("publishing/verify.py", "projects/smoke/account.py"): "asks about projects",
-    ("publishing/verify.py", "projects/verify_project.py"): "asks about projects",
     ("__init__.py", "api.py"): "the public functions are those of the package",
 }
 
@@ -76,6 +62,7 @@ IMPURE: Mapping[str, str] = {
     "attest/signers.py": "asks for keys and signs with them",
     "attest/trust.py": "reads the keys that are trusted",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
+    "projects/gate/session.py": "reads reports and layers, at this moment",
     "projects/gate/read.py": "reads the layers of an image",
     "projects/gate/read_layer.py": "reads the layers of an image",
     "locks/choice.py": "names the settings of an index",

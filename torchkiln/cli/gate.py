@@ -18,6 +18,7 @@ from torchkiln.cli.shared.targets import name_argument
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.gate.clearance import project_json
 from torchkiln.gate.gate import GateResult, clear
+from torchkiln.projects.gate.session import judge_image
 
 
 @click.command("gate", options_metavar="[OPTIONS]")
@@ -52,7 +53,7 @@ def gate(
     image = named_image(name, output, chosen, command="gate")
     active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
-    result = inputs.judge_image(image.ref, image.layout, images)
+    result = judge_image(inputs, image.ref, image.layout, images)
     show(result)
     if as_json:
         click.echo(json.dumps(_json(result), indent=2))

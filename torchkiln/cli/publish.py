@@ -30,6 +30,7 @@ from torchkiln.cli.shared.trust_options import active_policy, policy_option, sig
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer
+from torchkiln.projects.kind import KINDS
 from torchkiln.publishing.publish import PublishedImage
 from torchkiln.publishing.session import PublishListener, PublishSession, PublishTarget
 from torchkiln.registry.reference import parse_repository
@@ -121,6 +122,7 @@ def publish(
         signer=signer,
         environ=os.environ,
         listener=_PublishOutput(quiet=quiet, as_json=as_json),
+        kinds=KINDS,
     )
     to = PublishTarget(
         repository=repository,

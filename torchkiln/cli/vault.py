@@ -17,7 +17,7 @@ from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mir
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.engine.environment import Environment, open_environment
-from torchkiln.engine.keep import Kept, keep_project, project_tag, vault_tag
+from torchkiln.engine.keep import Kept, vault_tag
 from torchkiln.engine.keep import check as check_files
 from torchkiln.engine.keep import drop as drop_locks
 from torchkiln.engine.keep import keep as keep_files
@@ -25,6 +25,7 @@ from torchkiln.engine.keep import upstream as upstream_states
 from torchkiln.errors import ConfigError, NothingSelected, Stale, VerificationFailed
 from torchkiln.locks.lock import load_locked
 from torchkiln.projects.file import load_project
+from torchkiln.projects.keep import keep_project, project_tag
 from torchkiln.projects.ready import ProjectRequest
 from torchkiln.projects.source import source_of
 from torchkiln.util.files import remove_tree

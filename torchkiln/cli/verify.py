@@ -19,6 +19,7 @@ from torchkiln.cli.shared.targets import split_target
 from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
+from torchkiln.projects.kind import KINDS
 from torchkiln.publishing.verification import Depth, Verified, VerifySession, verify_layout
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reference import ImageReference, parse_reference
@@ -96,6 +97,7 @@ def verify(
             matrix=grid,
             facts=known,
             store=console.open_cache(),
+            kinds=KINDS,
             observer=observer,
             say=console.say,
         )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,17 @@ from torchkiln.errors import BuildFailed, NotListed, VerificationFailed
 from torchkiln.index.pages import Pages
 from torchkiln.locks.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import PythonArchive
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
-from torchkiln.model.project import ProjectLock
 from torchkiln.oci.documents import descriptors
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
-from torchkiln.projects.build import ProjectSource, with_project_wheels
-from torchkiln.projects.file import to_json as project_json
-from torchkiln.projects.sources.rebuilt import fetch_sdist, sdist_of
 from torchkiln.util.strict_json import json_of
 from torchkiln.vault.places import Vault, vaults_of
 from torchkiln.vault.sources import take
 
 LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
 PROJECT_TYPE = "application/vnd.torchkiln.project-lock.v1+json"
-_NAME = 100  # characters of a project's name in a tag, which has at most 128
-_PROJECT, _PARENT = "torchkiln.project", "torchkiln.parent"  # annotations: name, tag of the cell's lock
+PROJECT, PARENT = "torchkiln.project", "torchkiln.parent"  # annotations: name, tag of the cell's lock
 _FILE_TYPE = "application/octet-stream"
 _TITLE = "org.opencontainers.image.title"  # the name under which `oras pull` writes a file
 _STREAMS = 4
@@ -71,11 +64,6 @@ def vault_tag(locked: LockedCell) -> str:
     return f"{tag_of(locked.resolution)}-{lock_digest(locked).removeprefix('sha256:')[:12]}"
 
 
-def project_tag(lock: ProjectLock) -> str:
-    """The tag of a project's lock in a vault."""
-    return f"{lock.name[:_NAME]}-{digest_of(project_json(lock)).removeprefix('sha256:')[:12]}"
-
-
 def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Path) -> Kept:
     """Copy all files of *locked* to *vault*, unless they are there.
 
@@ -84,23 +72,10 @@ def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Pat
     :raises RegistryError: the vault cannot be reached.
     """
     files = _files(locked, environment, images)
-    return _keep(vault_tag(locked), LOCK_TYPE, to_json(locked), files, vault)
+    return write_lock(vault_tag(locked), LOCK_TYPE, to_json(locked), files, vault)
 
 
-def keep_project(
-    source: ProjectSource, vault: Vault, environment: Environment, locate: Callable[[PythonArchive], str]
-) -> Kept:
-    """Copy the files that the project of *source* adds to its cell to *vault*, as `keep` does.
-
-    :param locate: as in `with_project_wheels`.
-    :raises BuildFailed: as `keep` does, or a wheel cannot be built again.
-    """
-    lock, files = source.lock, _files_of_project(source, environment, locate)
-    about = {_PROJECT: lock.name, _PARENT: vault_tag(source.cell)}
-    return _keep(project_tag(lock), PROJECT_TYPE, project_json(lock), files, vault, about)
-
-
-def _keep(
+def write_lock(
     tag: str,
     kind: str,
     config: bytes,
@@ -108,7 +83,10 @@ def _keep(
     vault: Vault,
     about: Mapping[str, str] | None = None,
 ) -> Kept:
-    """Copy the files, then the lock *config*, an artifact of *kind* with the annotations *about*."""
+    """Copy the files, then the lock *config*, an artifact of *kind* with the annotations *about*.
+
+    :raises BuildFailed: a file cannot be had, or the vault cannot be written.
+    """
     files = tuple({file.digest: file for file in found}.values())
     with ThreadPoolExecutor(_STREAMS) as pool:
         added = sum(pool.map(lambda file: _added(file, vault), sorted(files, key=lambda file: -file.size)))
@@ -206,10 +184,10 @@ def drop(
         )
     found = {tag: _kind_of(manifest, tag) for tag, manifest in manifests}
     if project is None:
-        keeping |= {about.get(_PARENT, "") for _, about in found.values()}
+        keeping |= {about.get(PARENT, "") for _, about in found.values()}
         gone = [tag for tag, (kind, _) in found.items() if kind == LOCK_TYPE and tag not in keeping]
     else:
-        ours = [tag for tag, (_, about) in found.items() if about.get(_PROJECT) == project]
+        ours = [tag for tag, (_, about) in found.items() if about.get(PROJECT) == project]
         gone = [tag for tag in ours if found[tag][0] == PROJECT_TYPE and tag not in keeping]
     for tag in () if dry_run else gone:
         vault.untag(tag)
@@ -226,34 +204,16 @@ def _added(file: KeptFile, vault: Vault) -> int:
 
 def _files(locked: LockedCell, environment: Environment, images: Path) -> Iterator[KeptFile]:
     for wheel in locked.wheels:
-        yield _wheel(wheel, environment)
+        yield wheel_file(wheel, environment)
     for found in locked.archives:
         yield _archive(found, environment)
-    yield from _of_artefact(locked.base, locked.base, environment, images)
+    yield from artefact_files(locked.base, locked.base, environment, images)
     if locked.tools:
-        yield from _of_artefact(locked.tools, locked.base, environment, images)
+        yield from artefact_files(locked.tools, locked.base, environment, images)
 
 
-def _files_of_project(
-    source: ProjectSource, environment: Environment, locate: Callable[[PythonArchive], str]
-) -> Iterator[KeptFile]:
-    lock, cell = source.lock, source.cell
-    own = with_project_wheels(source, cell, environment, locate)
-    wheels = {wheel.name: wheel for wheel in lock.wheels}
-    for wheel in wheels.values():
-        yield _wheel(wheel, own)
-    for origin in lock.origins:
-        if origin.built:
-            sdist = sdist_of(wheels[origin.name], origin.built)
-            get = partial(fetch_sdist, sdist, origin, environment)
-            yield replace(_wheel(sdist, environment), opened=lambda get=get: nullcontext(get()))  # type: ignore[misc]
-            for required in origin.built.requires:
-                yield _wheel(required, environment)
-    if lock.apt:
-        yield from _of_artefact(lock.apt, cell.base, environment, source.folder)
-
-
-def _wheel(wheel: LockedWheel, environment: Environment) -> KeptFile:
+def wheel_file(wheel: LockedWheel, environment: Environment) -> KeptFile:
+    """*wheel*, which is downloaded if necessary."""
     if not wheel.size:  # a hash from public record
         wheel = replace(wheel, size=environment.fetcher.size(wheel))
     return KeptFile(
@@ -282,7 +242,7 @@ def _archive(found: LockedArchive, environment: Environment) -> KeptFile:
     )
 
 
-def _of_artefact(
+def artefact_files(
     artefact: Made, base: LockedBase, environment: Environment, images: Path
 ) -> Iterator[KeptFile]:
     """The packages and effects of *artefact*; if they are not recorded, its blob."""

@@ -1,4 +1,4 @@
-"""Reads reports and keys for the gate, and checks images of a layout against the policy."""
+"""Reads reports and keys for the gate, and checks images of cells against the policy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
-from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.projects.gate.judge import judge_project
-from torchkiln.projects.gate.read import ProjectImage, project_image, read_evidence
-from torchkiln.projects.smoke.account import is_project
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.smoke import attestation, hosts
 from torchkiln.smoke.history import KeptRuns
-from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import host_fault, verdict
 
@@ -68,10 +63,10 @@ class GateInputs:
         :raises ConfigError: a given file is not a report.
         :raises VerificationFailed: a signature is invalid.
         """
-        reports, earlier = self._reports(image.manifest, locked, images)
+        reports, earlier = self.reports_for(image.manifest, locked, images)
         return judge(
             reports,
-            self._policy(locked),
+            self.policy_for(locked),
             locked,
             self.suite,
             image=image.manifest,
@@ -80,52 +75,12 @@ class GateInputs:
             at=datetime.now(timezone.utc),
         )
 
-    def judge_image(self, ref: str | None, layout: Path, images: Path) -> GateResult:
-        """The gate's result for the image *ref* of *layout*, of a cell or a project; locks are in *images*.
-
-        :raises ConfigError: there is no such image, or a given file is not a report.
-        :raises Stale: there is no lock of it.
-        :raises VerificationFailed: a signature is invalid, or a layer is damaged.
-        """
-        image = open_layout(layout).image(ref)
-        if is_project(image):
-            return self.judge_project(project_image(image, layout, images, self.runs.store), images)
-        found, _, locked = image_and_lock(ref, layout, images, self.runs.store)
-        return self.judge(found, locked, images)
-
-    def judge_project(self, project: ProjectImage, images: Path) -> GateResult:
-        """The gate's result for the image of *project*, now: by its reports, and those of the parent image.
-
-        :raises ConfigError: a given file is not a report.
-        :raises VerificationFailed: a signature is invalid, or a layer is damaged.
-        """
-        evidence = read_evidence(project, self.runs.store)
-        locked = project.locked
-        image, at = project.image.manifest, datetime.now(timezone.utc)
-        policy, below = self._policy(locked), project.below.manifest
-        # A report of an image that does not prove the parent image is judged as the project's: it is refused.
-        reports, earlier = self._reports(below, locked, images)
-        of_below = [found for found in reports if found.report.image == below]
-        proving = {below, *(other.image for other in earlier)}
-        own = [
-            found for found in self._reports(image, locked, images)[0] if found.report.image not in proving
-        ]
-        return judge_project(
-            evidence,
-            judge(of_below, policy, locked, self.suite, image=below, earlier=earlier, at=at),
-            own,
-            policy,
-            project_suite(),
-            nonce=self.nonce,
-            at=at,
-        )
-
-    def _policy(self, locked: LockedCell) -> Policy:
+    def policy_for(self, locked: LockedCell) -> Policy:
         """The policy for the cell of *locked*."""
         policy = self.policy.of(locked.resolution)
         return replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
 
-    def _reports(
+    def reports_for(
         self, image: Digest, locked: LockedCell, images: Path
     ) -> tuple[list[SignedReport], list[EarlierImage]]:
         """The reports to judge *image* by, and the earlier images with the GPU stack of *locked*.

@@ -8,7 +8,7 @@ evaluated again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.publishing.attached import AttachedStatements, Point, of_sbom, reports_in
+from torchkiln.publishing.verify import VerifyCriteria
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.util.schema import sentences
@@ -48,19 +49,16 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProjectCriteria:
-    """The criteria for the image of a project."""
-
-    policy: Policy
-    at: datetime  # now
-    signed: bool  # signatures are verified, and reports must be signed
-
-
 def verify_project(
-    statements: AttachedStatements, image: ImageOnDisk, criteria: ProjectCriteria, *, tag: str | None
+    statements: AttachedStatements,
+    image: ImageOnDisk,
+    criteria: VerifyCriteria,
+    *,
+    signed: bool,
+    tag: str | None,
 ) -> Iterator[Point]:
     """Verify *image*, the image of a project, by its *statements*; *tag* is the name to verify, or None."""
+    policy = replace(criteria.policy, signed=signed, accept_unsigned=not signed, report_age=0, suites=())
     try:
         below, test, override = _decided(statements)
     except KilnError as error:
@@ -79,7 +77,7 @@ def verify_project(
         cites = "its report is" if count == 1 else f"its {count} reports are"
         passed = f"which passed {len(below['passed'])} checks on {gpus}"
         yield Point("gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read")
-    yield _of_reports(statements, image, cited, test, criteria)
+    yield _of_reports(statements, cited, test, policy, criteria.at)
 
     def differences(data: bytes) -> list[str]:
         found = listed(data).image
@@ -108,20 +106,9 @@ def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str],
 
 
 def _of_reports(
-    statements: AttachedStatements,
-    image: ImageOnDisk,
-    cited: str,
-    test: Sequence[str],
-    criteria: ProjectCriteria,
+    statements: AttachedStatements, cited: str, test: Sequence[str], policy: Policy, at: datetime
 ) -> Point:
     """Evaluate the reports of the project's checks again, but not their age; none may be from the future."""
-    policy = replace(
-        criteria.policy,
-        signed=criteria.signed,
-        accept_unsigned=not criteria.signed,
-        report_age=0,
-        suites=(),
-    )
     suite = project_suite()
     reports, wrong = reports_in(statements.by_kind.get(PREDICATE, ()))
     for signed in reports:
@@ -130,7 +117,7 @@ def _of_reports(
         same = run is not None and f"{run.parent}@{run.parent_image}" == cited
         if run is None or not same or (test and list(run.test) != list(test)):
             wrong.append(f"{name}: not a report on the checks of this project on {cited}")
-        wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
+        wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, at)]
     checks = [check for check in suite.checks if check.id != TEST or test]
     for check in checks:
         lacks = check_status(check, [(report, {}) for report in reports], suite, required=True).lacks

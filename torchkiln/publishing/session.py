@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torchkiln import __version__
 from torchkiln.attest.provenance import SourcePackage, SourceRevision, provenance
 from torchkiln.attest.signers import Signer
+from torchkiln.attest.statement import Statement
 from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
@@ -23,17 +24,15 @@ from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.projects.bill import bill_of_project
-from torchkiln.projects.gate.read import project_image
-from torchkiln.projects.smoke.account import is_project
 from torchkiln.publishing.licence import demand_licence
-from torchkiln.publishing.names import demand_same, names_of, names_of_project
+from torchkiln.publishing.names import ImageTags, demand_same, names_of
 from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.history import History
 from torchkiln.registry.push import JOBS, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
+from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.statements import sbom_statement
 from torchkiln.smoke.session import image_and_lock
@@ -92,6 +91,31 @@ class PublishTarget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """An image before the gate's decision."""
+
+    names: ImageTags
+    result: GateResult
+    bill: Callable[[], Bill]  # reads the layers
+    origin: tuple[Statement, ...] = ()
+
+
+class PublishedKind(Protocol):
+    """A kind of images that are built on those of cells, such as projects."""
+
+    def is_mine(self, image: ImageOnDisk) -> bool:
+        """Whether *image* is of this kind."""
+        ...
+
+    def candidate(self, image: ImageOnDisk, session: PublishSession, target: PublishTarget) -> Candidate:
+        """The names, the gate's result and the bill of *image*.
+
+        :raises KilnError: as `PublishSession.prepare` does.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PublishSession:
     """Publishes images, with the settings of a command."""
 
@@ -104,6 +128,7 @@ class PublishSession:
     signer: Signer
     environ: Mapping[str, str]  # for Docker's login, network settings, and the builder's id
     listener: PublishListener
+    kinds: tuple[PublishedKind, ...]  # images of no kind are those of cells
 
     def run(self, refs: Sequence[str], target: PublishTarget) -> list[KilnError]:
         """Publish the images *refs* of the layout; returns the errors of those that failed.
@@ -150,28 +175,26 @@ class PublishSession:
             and the user has not confirmed the licence.
         """
         image = open_layout(self.layout).image(ref)
-        if is_project(image):
-            return self._prepare_project(image, target)
+        kind = next((kind for kind in self.kinds if kind.is_mine(image)), None)
+        demand_licence(image, confirmed=target.licence_confirmed)
+        found = kind.candidate(image, self, target) if kind else self._candidate(ref, target)
+        cleared = self._cleared(found.result, target.override)
+        statements = (*found.origin, sbom_statement(found.bill()))
+        return PreparedImage(cleared=cleared, image=image, statements=statements, names=found.names)
+
+    def _candidate(self, ref: str, target: PublishTarget) -> Candidate:
+        """The image *ref* of a cell."""
         image, tag, locked = image_and_lock(ref, self.layout, self.images, self.store)
         demand_same(ref, tag, locked)
-        demand_licence(image, confirmed=target.licence_confirmed)
-        names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
-        cleared = self._cleared(self.inputs.judge(image, locked, self.images), target.override)
-        bill = bill_of_image(image, locked, self.images, self.store, name=target.repository.name)
-        origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
-        return PreparedImage(
-            cleared=cleared, image=image, statements=(origin, sbom_statement(bill)), names=names
+        name = target.repository.name
+        return Candidate(
+            names=names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names),
+            result=self.inputs.judge(image, locked, self.images),
+            bill=lambda: bill_of_image(image, locked, self.images, self.store, name=name),
+            origin=(
+                provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ)),
+            ),
         )
-
-    def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
-        """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
-        project = project_image(image, self.layout, self.images, self.store)
-        demand_licence(image, confirmed=target.licence_confirmed)
-        name, below = project.account.name, project.account.parent
-        names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)
-        cleared = self._cleared(self.inputs.judge_project(project, self.images), target.override)
-        bill = bill_of_project(project, self.images, self.store, name=target.repository.name)
-        return PreparedImage(cleared=cleared, image=image, statements=(sbom_statement(bill),), names=names)
 
     def send(
         self, ref: str, prepared: PreparedImage, registry: Registry, target: PublishTarget

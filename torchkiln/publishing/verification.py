@@ -19,11 +19,9 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.validate.documents import LayoutFault
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
-from torchkiln.projects.smoke.account import is_project
-from torchkiln.projects.verify_below import verify_below
 from torchkiln.publishing.attached import Point, of_sbom
 from torchkiln.publishing.rebuild import RebuildContext, rebuild
-from torchkiln.publishing.verify import Verification, VerifyCriteria, verify
+from torchkiln.publishing.verify import Verification, VerifiedKind, VerifyCriteria, verify
 from torchkiln.registry import pulling
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import ImageReference
@@ -105,6 +103,7 @@ class VerifySession:
     matrix: Matrix  # for plans and rebuilds
     facts: Facts
     store: Store
+    kinds: tuple[VerifiedKind, ...]
     observer: Observer = field(default_factory=Silent)
     say: Callable[[str], None] = lambda _: None
 
@@ -125,10 +124,10 @@ class VerifySession:
             points = list(result.points)
             if depth.full:
                 points += self._full(reading, image, result)
-            if is_project(image):
+            if kind := self._criteria().kind_of(image):
                 whole = depth.full and all(point.good for point in points)
                 store = Store(folder / "cache") if whole else None
-                points += verify_below(reading, image, folder / "below", self._verify(reading), store)
+                points += kind.parent_points(reading, image, folder / "below", self._verify(reading), store)
             if depth.rebuild:
                 points.append(self._rebuild(reading, image, result, points))
         return Verified(
@@ -149,6 +148,7 @@ class VerifySession:
             matrix=self.policy_matrix,
             at=datetime.now(timezone.utc),
             planned=lambda lock: plan_locked(lock, self.matrix, self.facts),
+            kinds=self.kinds,
         )
 
     def _full(self, reading: RepositoryReader, image: ImageOnDisk, result: Verification) -> Iterator[Point]:

@@ -6,9 +6,11 @@ identity signed are ignored, and their number is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
+from typing import Protocol
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.retraction import reason_of
@@ -30,8 +32,6 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import RECIPE
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.projects.smoke.account import is_project
-from torchkiln.projects.verify_project import ProjectCriteria, verify_project
 from torchkiln.publishing.attached import (
     NOT_VERIFIED,
     AttachedStatements,
@@ -45,6 +45,7 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.smoke.suite import Suite
+from torchkiln.store.store import Store
 
 _VERSION = "org.opencontainers.image.version"
 _EVER = 36_500  # days: the gate checked the age of the runs at publication
@@ -68,6 +69,47 @@ class VerifyCriteria:
     matrix: Matrix  # defines the aliases
     at: datetime  # now
     planned: Callable[[LockedCell], ImagePlan]  # makes the plan of a lock
+    kinds: tuple[VerifiedKind, ...]  # images of no kind are those of cells
+
+    def kind_of(self, image: ImageOnDisk) -> VerifiedKind | None:
+        """The kind of *image*; None: it is the image of a cell."""
+        return next((kind for kind in self.kinds if kind.is_mine(image)), None)
+
+
+class VerifiedKind(Protocol):
+    """A kind of images that are built on those of cells, such as projects."""
+
+    def is_mine(self, image: ImageOnDisk) -> bool:
+        """Whether *image* is of this kind."""
+        ...
+
+    def points(
+        self,
+        statements: AttachedStatements,
+        image: ImageOnDisk,
+        criteria: VerifyCriteria,
+        *,
+        signed: bool,
+        tag: str | None,
+    ) -> Iterable[Point]:
+        """Verify *image* by its *statements*, with *signed* reports; *tag* is the name to verify, or None."""
+        ...
+
+    def parent_points(
+        self,
+        reading: RepositoryReader,
+        image: ImageOnDisk,
+        folder: Path,
+        verify: Callable[[ImageOnDisk], Verification],
+        store: Store | None = None,
+    ) -> Iterable[Point]:
+        """Verify the parent of *image* with *verify*, and that *image* does not change it.
+
+        :param folder: for the documents of the parent image.
+        :param store: a cache; the downloaded layers of *image* are compared. None: they are not compared.
+        :raises RegistryError: a request failed.
+        """
+        ...
 
 
 def verify(
@@ -86,9 +128,8 @@ def verify(
     """
     statements = attached(reading, image.manifest, trust)
     points = list(_of_signatures(statements, trust))
-    if is_project(image):
-        own = ProjectCriteria(policy=criteria.policy, at=criteria.at, signed=trust.verifies)
-        points += verify_project(statements, image, own, tag=tag)
+    if kind := criteria.kind_of(image):
+        points += kind.points(statements, image, criteria, signed=trust.verifies, tag=tag)
         points += _of_retractions(statements)
         return Verification(points=tuple(points), origin=None, statements=statements)
     provenance, point = _origin(statements)
