@@ -22,7 +22,7 @@ from tests.engine.fixture import reach
 from tests.engine.registry import RunningRegistry, docker_registry
 from torchkiln.base.mmdebstrap import command
 from torchkiln.base.recipe import recipe
-from torchkiln.docker.secrets import apt_secrets
+from torchkiln.docker.build_locked import apt_secrets
 from torchkiln.index.settings import index_settings
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source

@@ -14,7 +14,7 @@ import pytest
 
 from torchkiln.base.confined import ConfinedPython
 from torchkiln.base.interpreter import LOADER, Interpreter
-from torchkiln.engine.bytecode import Bytecode
+from torchkiln.engine.worker import Bytecode
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel

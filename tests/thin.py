@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.planned import FACTS, MATRIX
 from tests.reports import LOCKED, TAG
+from torchkiln.locks.folder import lock_thin
 from torchkiln.locks.lock import inputs_digest
-from torchkiln.locks.thin import lock_thin
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.device_code import Gpus

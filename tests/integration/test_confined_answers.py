@@ -17,7 +17,7 @@ from tests.hostile_python import (
     refused,
 )
 from tests.needs import needs_gcc, needs_namespaces
-from torchkiln.engine.bytecode import Bytecode
+from torchkiln.engine.worker import Bytecode
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 

@@ -16,7 +16,7 @@ from tests.pool_worker import no_workers
 from tests.unpublished import FakeIndex
 from torchkiln.cli.build import build as build_command
 from torchkiln.engine.cache_keys import format_key
-from torchkiln.engine.layer_formats import convert
+from torchkiln.engine.image import convert
 from torchkiln.errors import BuildFailed
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.layer_format import LayerFormat

@@ -31,7 +31,7 @@ from tests.cut_wheels import (
 from tests.smoke_mutants.mutant import pytest_folder
 from tests.smoke_suites import CLAIMS, SUITE, findings, run_suite
 from torchkiln.smoke.declared import declared_faults
-from torchkiln.smoke.runner_output import parse_output
+from torchkiln.smoke.run import parse_output
 from torchkiln.smoke.suite import load_suite
 
 LIBRARY, SECOND, SMALL = "torch/lib/libtorch_cuda.so", "torch/lib/liblinalg.so.1", "torch/lib/libsmall.so"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.reports import LOCKED
 from tests.roots import entry, tar_of
-from torchkiln.base import extraction
+from torchkiln.base import interpreter
 from torchkiln.base.interpreter import LIBRARIES, LOADER, extract_python
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
@@ -249,7 +249,7 @@ def bomb(count: int, size: int) -> bytes:
 def test_sizes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, count: int, size: int
 ) -> None:
-    monkeypatch.setattr(extraction, name, most)
+    monkeypatch.setattr(interpreter, name, most)
     with pytest.raises(BuildFailed, match="cannot be extracted"):
         extracted(tmp_path, tar=bomb(count, size))
 

@@ -13,7 +13,7 @@ from torchkiln.base.complaint import complaint
 from torchkiln.base.mmdebstrap import build, command
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
-from torchkiln.docker.secrets import apt_secrets
+from torchkiln.docker.build_locked import apt_secrets
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.store.store import Store
 

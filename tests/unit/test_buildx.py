@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from torchkiln.docker import buildx
+from torchkiln.docker import build
 from torchkiln.errors import BuildFailed
 from torchkiln.model.progress import Silent
 
-REQUEST = buildx.BuildxRequest(
+REQUEST = build.BuildxRequest(
     folder=Path("/context"),
     contexts=(("wheels", "/wheels"), ("base", "oci-layout:///base@sha256:1")),
     arguments=(("BASE", "base"),),
@@ -76,7 +76,7 @@ def vertex(name: str = STEP, **more: Any) -> dict[str, Any]:
 
 
 def test_the_command_line() -> None:
-    assert buildx.command(REQUEST, Path("/m.json"), "rawjson") == [
+    assert build.command(REQUEST, Path("/m.json"), "rawjson") == [
         *("docker", "buildx", "build", "--progress=rawjson", "--provenance=false"),
         *("--metadata-file", "/m.json", "--load", "--builder", "far"),
         *("--build-context", "wheels=/wheels", "--build-context", "base=oci-layout:///base@sha256:1"),
@@ -100,7 +100,7 @@ def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path,
     observer = RecordingObserver()
     environ = client("\n".join(lines), 0, digest)
 
-    found = buildx.build(
+    found = build.build_with_buildx(
         REQUEST, tmp_path / "metadata.json", environ=environ, progress="rawjson", observer=observer
     )
 
@@ -139,7 +139,7 @@ def test_a_failed_step_shows_its_last_lines_and_its_position(
         "ERROR: failed to solve: process did not end well",
     ]
     with pytest.raises(BuildFailed) as caught:
-        buildx.build(
+        build.build_with_buildx(
             REQUEST,
             tmp_path / "metadata.json",
             environ=client("\n".join(lines), 1),
@@ -160,7 +160,7 @@ def test_a_failure_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: 
     """An old buildx prints plain lines, and so does an engine that stops before the first step."""
     lines = [f"#{number} something" for number in range(50)]
     with pytest.raises(BuildFailed) as caught:
-        buildx.build(
+        build.build_with_buildx(
             REQUEST,
             tmp_path / "metadata.json",
             environ=client("\n".join([*lines, "ERROR: write x: no space left on device"]), 1),

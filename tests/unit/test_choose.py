@@ -10,7 +10,7 @@ from packaging.tags import cpython_tags
 from torchkiln.errors import BadWheel, Unresolvable
 from torchkiln.index.choose import choose, tags_of
 from torchkiln.model.index import FileAt
-from torchkiln.wheel import fitness
+from torchkiln.wheel import splice
 from torchkiln.wheel.install import Scheme, parse_name
 
 SCHEME = Scheme(prefix="/opt/venv", python="3.11")
@@ -27,7 +27,7 @@ def check(
     metadata: str = "",
 ) -> None:
     """Check the wheel *filename*; *wheel* and *metadata* are added to its files WHEEL and METADATA."""
-    fitness.check(
+    splice.check(
         f"Wheel-Version: {wheel_version}\n{wheel}".encode(),
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}\nbody\nName: other\n".encode(),
         parse_name(filename),

@@ -22,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.deb_files import COMPRESSIONS, Package, ar, link
-from torchkiln.base import deb_file
-from torchkiln.base.deb_file import open_deb
+from torchkiln.base import plain_tree as plain_trees
 from torchkiln.base.effects import (
     Compile,
     Effect,
@@ -35,7 +34,7 @@ from torchkiln.base.effects import (
     to_bytes,
     with_effects,
 )
-from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, plain_tree, tree_of
+from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, open_deb, plain_tree, tree_of
 from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
@@ -109,7 +108,7 @@ def test_a_malformed_package_is_refused(tmp_path: Path, data: bytes, reason: str
 def test_a_package_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deb_file, "most_unpacked", lambda size: 100 * size)
+    monkeypatch.setattr(plain_trees, "most_unpacked", lambda size: 100 * size)
 
     with pytest.raises(BuildFailed, match=r"data.tar unpacks to more than \d+ bytes"):
         unpacked(tmp_path, Package(name="one", files={"zeros": bytes(4 << 20)}))

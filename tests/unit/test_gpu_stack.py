@@ -29,10 +29,10 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke.expected import expected_env, facts_of
-from torchkiln.smoke.outside import LockedFiles, faults
 from torchkiln.smoke.report import document, from_document
 from torchkiln.smoke.run import Checks, SmokeSubject, not_run
 from torchkiln.smoke.suite import load_suite
+from torchkiln.smoke.verification import LockedFiles, faults
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 

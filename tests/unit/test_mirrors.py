@@ -14,7 +14,7 @@ from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import sources_of, values
 from torchkiln.cli.lock import lock
 from torchkiln.cli.shared.options import mirror_option
-from torchkiln.docker.secrets import SOURCES, apt_secrets
+from torchkiln.docker.build_locked import SOURCES, apt_secrets
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import index_settings
 from torchkiln.matrix import mirrors

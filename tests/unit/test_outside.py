@@ -17,7 +17,7 @@ from tests.roots import entry, layer
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layer_index import IndexedEntry, LayerIndex, decoded, encoded, joined
 from torchkiln.oci.unpack import LayerBlob, layer_index
-from torchkiln.smoke.outside import LockedFiles, faults
+from torchkiln.smoke.verification import LockedFiles, faults
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 STDLIB = "usr/lib/python3.11"

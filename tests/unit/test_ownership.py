@@ -16,8 +16,8 @@ import pytest
 from torchkiln import cli
 from torchkiln.cli.shared.options import layout_option
 from torchkiln.errors import ConfigError
-from torchkiln.oci import confine
-from torchkiln.oci.confine import confined
+from torchkiln.oci import unpack
+from torchkiln.oci.unpack import confined
 from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault, fault_below
 from torchkiln.util.scratch import scratch
@@ -226,7 +226,7 @@ def test_a_temporary_folder_that_others_could_swap_is_refused(
 
 
 def test_a_confined_thread_writes_only_below_its_folder(tmp_path: Path) -> None:
-    if confine.version() < 2:
+    if unpack.version() < 2:
         pytest.skip("this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK, or lsm= without landlock)")
     (inside := tmp_path / "inside").mkdir()
     (tmp_path / "there").write_text("untouched")
@@ -272,7 +272,7 @@ def test_ctrl_c_stops_the_thread(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
-        "from torchkiln.oci.confine import confined\n"
+        "from torchkiln.oci.unpack import confined\n"
         # Background jobs of a shell ignore SIGINT, and their child processes inherit this.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(check):\n"

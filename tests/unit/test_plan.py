@@ -19,8 +19,8 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import OverlayFile
 from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER, ImagePython
 from torchkiln.plan import layers as planned_layers
+from torchkiln.plan.load import load
 from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
-from torchkiln.plan.rootfs import load
 from torchkiln.util.files import rows_json
 from torchkiln.util.places import ROOTFS
 

@@ -24,8 +24,8 @@ from torchkiln.matrix.matrix import read
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
+from torchkiln.plan.load import load
 from torchkiln.plan.plan import GENERATED
-from torchkiln.plan.rootfs import load
 from torchkiln.publishing import session
 from torchkiln.util import places
 from torchkiln.util.places import IMAGES, ROOT, ROOTFS

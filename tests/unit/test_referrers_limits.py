@@ -19,8 +19,8 @@ from tests.published import (
     sha256,
 )
 from tests.reports import TAG
-from torchkiln.publishing import fetched
-from torchkiln.registry import exchange, referrers
+from torchkiln.publishing import attached
+from torchkiln.registry import referrers, session
 from torchkiln.registry.messages import HttpRequest, HttpResponse
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
@@ -33,13 +33,13 @@ FOREIGN = "application/vnd.example.flood"
 def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The URLs of all requests that are sent during the test."""
     urls: list[str] = []
-    send = exchange.Exchange.send
+    send = session.Exchange.send
 
-    def count(self: exchange.Exchange, request: HttpRequest) -> HttpResponse:
+    def count(self: session.Exchange, request: HttpRequest) -> HttpResponse:
         urls.append(request.url)
         return send(self, request)
 
-    monkeypatch.setattr(exchange.Exchange, "send", count)
+    monkeypatch.setattr(session.Exchange, "send", count)
     return urls
 
 
@@ -133,7 +133,7 @@ def test_large_statements_are_not_downloaded(
     scene: Scene, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their sizes are known from the manifests."""
-    monkeypatch.setattr(fetched, "_ALL", 1 << 20)
+    monkeypatch.setattr(attached, "_ALL", 1 << 20)
     scene.publish()
     for number in range(8):
         scene.beside(BUNDLE, b"%d" % number + b"x" * (1 << 18))

@@ -15,7 +15,7 @@ from tests.peak import LIMIT, run
 from tests.pushing import Rests
 from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
 from torchkiln.model.digest import Digest
-from torchkiln.registry import exchange, session
+from torchkiln.registry import session
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for other servers, because on a busy machine a normal response can take as long.
     """
-    monkeypatch.setattr(exchange, "_DOCUMENT", 0.1)
+    monkeypatch.setattr(session, "_DOCUMENT", 0.1)
 
 
 _opened: list[Registry] = []

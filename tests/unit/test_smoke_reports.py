@@ -20,10 +20,10 @@ from tests.smoke_suites import run_suite, suite_with
 from torchkiln.cli.smoke import smoke
 from torchkiln.errors import ConfigError, SmokeFailed, SmokeInconclusive
 from torchkiln.model.report import SmokeReport
-from torchkiln.smoke import hosts, runner_output
+from torchkiln.smoke import hosts
 from torchkiln.smoke import report as forms
-from torchkiln.smoke.run import of_environment
-from torchkiln.smoke.runner_output import parse_output
+from torchkiln.smoke import run as smoke_run
+from torchkiln.smoke.run import of_environment, parse_output
 from torchkiln.smoke.suite import SuiteCheck, suite_digest
 
 
@@ -246,7 +246,7 @@ def test_a_duplicate_check_is_refused() -> None:
 
 
 def test_endless_output_of_the_runner_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_output, "_MOST", 3)
+    monkeypatch.setattr(smoke_run, "_MOST", 3)
     starts = [{"event": "start", "id": f"check-{number}"} for number in range(9)]
     output = parse_output(json_lines(*starts) + b'{"event": "finding"}x\n' * 9)
     assert output.started == ("check-0", "check-1", "check-2")

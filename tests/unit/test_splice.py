@@ -25,7 +25,7 @@ from torchkiln.engine import worker as build_worker
 from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, ImagePython
-from torchkiln.oci import gzip as members
+from torchkiln.oci import layer as members
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile

@@ -17,8 +17,8 @@ from torchkiln.engine.cache_keys import key_of
 from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import Stale
 from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.folder import lock_thin
 from torchkiln.locks.lock import inputs_digest
-from torchkiln.locks.thin import lock_thin
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.device_code import DeviceCode

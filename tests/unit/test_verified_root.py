@@ -13,13 +13,12 @@ import pytest
 from tests.roots import entry, layer, minimal_layout
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.runtimes import known_hashes, tree_check
+from torchkiln.runtimes import known_hashes, verified_root
 from torchkiln.runtimes.known_hashes import load_hashes, save_hashes
 from torchkiln.runtimes.layer_indexes import keep_index, kept_index, kept_tree
 from torchkiln.runtimes.rootfs import using
 from torchkiln.runtimes.runtime import SilentRuntimeListener
-from torchkiln.runtimes.tree_check import differences
-from torchkiln.runtimes.verified_root import layers_of, unpacked, verified
+from torchkiln.runtimes.verified_root import differences, layers_of, unpacked, verified
 from torchkiln.store.store import Store
 
 DIR, LINK, HARD = b"5", b"2", b"1"
@@ -223,6 +222,6 @@ def test_a_tree_that_differs_again_at_once_is_an_error_of_the_disk(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (scene.root / "usr/bin/planted").write_bytes(b"")
-    monkeypatch.setattr(tree_check, "_sha256", lambda path, status: "0" * 64)
+    monkeypatch.setattr(verified_root, "_sha256", lambda path, status: "0" * 64)
     with pytest.raises(BuildFailed, match="differs from the layers that were just unpacked"):
         scene.verify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,14 +23,13 @@ from torchkiln.base.archive import read_dates, read_lists, record_files
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.debs import keep
-from torchkiln.base.package_count import PackageCount
 from torchkiln.base.recipe import APT_CLEANING, CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.remake import record_effects
 from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.model.progress import UNREPORTED, Observer, Reporting
 from torchkiln.oci.encode import encode
 from torchkiln.oci.tar_reader import IteratorFile, pieces_of
 from torchkiln.store.store import Store
@@ -61,6 +61,12 @@ _HIDDEN = (
     "I: success",
     "I: main() received signal",
 )
+DEBS = "/var/cache/apt/archives"
+PINS = "/etc/apt/preferences.d/torchkiln"
+_SOURCES = '"$1"/etc/apt/sources.list'
+_WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
+_PLANNED = re.compile(r"\d+ upgraded, (?P<count>\d{1,6}) newly installed, .*")
+_CONFIGURED = "Setting up "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +88,6 @@ class ExistingBase:
     packages: tuple[str, ...] = ()  # to install
     debs: Path | None = None  # an indexed folder of .deb files, in place of the archive and the network
     queries: tuple[str, ...] = ()  # hooks that only query apt; mmdebstrap then writes no tar
-
-
-DEBS = "/var/cache/apt/archives"
-PINS = "/etc/apt/preferences.d/torchkiln"
-_SOURCES = '"$1"/etc/apt/sources.list'
 
 
 def build(
@@ -319,9 +320,6 @@ def running(
         )
 
 
-_WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
-
-
 @contextlib.contextmanager
 def _watched(group: int) -> Iterator[None]:
     """End the process group *group* if this process is killed, which closes the watchdog's stdin."""
@@ -360,3 +358,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(15)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+class PackageCount:
+    """Reports, as the work "packages", how many of the packages that apt has announced are configured.
+
+    apt announces the essential packages of a base first, and the others after these are configured.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def read(self, line: str) -> None:
+        """Take one *line* of the output."""
+        if found := _PLANNED.fullmatch(line):
+            self._observer.begin("packages", "packages", int(found["count"]))
+        elif line.startswith(_CONFIGURED):
+            self._observer.advance("packages", "packages", 1)

@@ -1,24 +1,42 @@
 """Extracts .deb files: the tree that dpkg unpacks, before any script of a package runs.
 
 Contents are written to a few temporary files; no path of a package is created on this machine.
+
+A .deb (deb(5)) is an ar archive of debian-binary, control.tar and data.tar; the tars are compressed with
+gzip, xz or zstd, or not at all.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import lzma
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from torchkiln.base.deb_file import ControlFile, open_deb
+from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import DebFile
-from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.oci.opening import bounded
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_reader import TarEntry, TarReader, most_unpacked, pieces_of
 from torchkiln.util.deb822 import paragraphs
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 
 _INFO = "var/lib/dpkg/info"
 STREAMS = 8  # packages that are downloaded at the same time
@@ -27,6 +45,15 @@ _PIECE = 1 << 20
 
 #: The path of a package's file, whose hash was verified; it may be downloaded first.
 DebPath = Callable[[DebFile], Path]
+_Filters = tuple[tuple[bool, re.Pattern[str]], ...]
+_MAGIC = b"!<arch>\n"
+_HEADER = 60  # bytes before each member: name, time, owner, group, mode, size, end
+_OPEN: Mapping[str, Callable[[BinaryIO], object]] = {
+    "": lambda file: file,
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": lzma.LZMAFile,
+    ".zst": zstd.ZstdFile,
+}
 
 
 class Spool:
@@ -138,9 +165,6 @@ def tree_of(stream: BinaryIO, spool: Spool) -> Tree:
     return tree
 
 
-_Filters = tuple[tuple[bool, re.Pattern[str]], ...]
-
-
 def _filters(options: Iterable[str]) -> Iterator[tuple[bool, re.Pattern[str]]]:
     """dpkg's filters in order, as (whether it excludes, pattern); the last one that matches decides."""
     for option in options:
@@ -203,3 +227,69 @@ def _by_first_name(tree: Tree) -> Iterator[tuple[str, Node]]:
             for path in others:
                 entry = replace(tree[file].entry, path=path, kind="hard link", size=0, target=first)
                 yield path, Node(entry)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFile:
+    """A file of the control archive, such as `postinst`."""
+
+    entry: TarEntry
+    data: bytes
+
+
+@contextmanager
+def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile], BinaryIO]]:
+    """The control files of *deb* at *path*, by name, and the tar of its other files.
+
+    :raises BuildFailed: its hash differs, or it is not a valid .deb file, also while the tar is read.
+    """
+    try:
+        data = path.read_bytes()
+        if (found := hashlib.sha256(data).hexdigest()) != deb.sha256:
+            raise ValueError(f"checksum mismatch: sha256 {found}, {deb.sha256} in the lock")
+        members = dict(_members(data))
+        control = _tar_of(members, "control.tar")
+        files = {}
+        reader = TarReader(pieces_of(control))
+        for entry in reader:
+            if entry.kind == "file":
+                files[entry.path] = ControlFile(entry, b"".join(reader.content()))
+        yield files, _tar_of(members, "data.tar")
+    except (lzma.LZMAError, zstd.ZstdError, *DAMAGED) as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the file
+            raise
+        raise BuildFailed(
+            f"{deb.filename}: not a valid .deb file: {error}", hint="run: torchkiln cache verify --repair"
+        ) from error
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each member of the ar archive *data*.
+
+    :raises ValueError: it is malformed.
+    """
+    if not data.startswith(_MAGIC):
+        raise ValueError("not an ar archive")
+    at = len(_MAGIC)
+    while at < len(data):
+        header = data[at : at + _HEADER]
+        if len(header) < _HEADER or header[58:] != b"`\n" or not header[48:58].strip().isdigit():
+            raise ValueError(f"malformed ar header at byte {at}")
+        size, at = int(header[48:58]), at + _HEADER
+        if at + size > len(data):
+            raise ValueError("truncated")
+        yield header[:16].decode("ascii", "replace").strip().rstrip("/"), data[at : at + size]
+        at += size + size % 2
+
+
+def _tar_of(members: Mapping[str, bytes], name: str) -> BinaryIO:
+    """The tar *name*, "data.tar", uncompressed.
+
+    :raises ValueError: there is no such member, or its compression is unknown.
+    """
+    for suffix, opened in _OPEN.items():
+        if (data := members.get(name + suffix)) is not None:
+            limit = most_unpacked(len(data))
+            stream = cast(BinaryIO, opened(BytesIO(data)))
+            return bounded(stream, limit, partial(ValueError, f"{name} unpacks to more than {limit} bytes"))
+    raise ValueError(f"it has no {name}")

@@ -3,19 +3,122 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from torchkiln.cli.shared import terminal
+from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.groups import default_group
-from torchkiln.cli.shared.options import images_folder
+from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
-from torchkiln.cli.toolkit import toolkit
-from torchkiln.model.plan import ImagePlan
+from torchkiln.engine.cuda_layers import lay_out
+from torchkiln.engine.records import cached_record
+from torchkiln.errors import ConfigError
+from torchkiln.index.archives import CudaArchives
+from torchkiln.model.plan import ImagePlan, ToolkitLayer
+from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.plan.load import plan_cell
 from torchkiln.plan.plan import to_json
+from torchkiln.store.store import Store
+
+
+@click.command("toolkit")
+@cell_selection
+@images_folder
+@click.option(
+    "--to",
+    "folder",
+    type=FOLDER,
+    help="write the toolkit's files into this new folder, the build context `toolkit` of the Dockerfile",
+)
+@json_option
+@quiet_option
+def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: bool, quiet: bool) -> None:
+    """Show the NVIDIA archives of the CUDA toolkit in a devel image, and the layers made from them.
+
+    The sizes of the layers are known after a build on this machine, or after --to. The libraries of the
+    toolkit are links to the libraries in torch's wheels.
+    """
+    cells, grid, known = chosen.cells(must_name=True)
+    if len(cells) != 1:
+        raise ConfigError(
+            f"toolkit takes one image, but the options select {len(cells)}",
+            hint="name one --torch and one --cuda",
+        )
+    plan = plan_cell(cells[0], grid, known, images=images)
+    if not plan.locked.archives:
+        raise ConfigError(
+            f"{plan.tag} has no CUDA toolkit from NVIDIA's archives",
+            hint="name a cell with --flavor devel and CUDA 12.1, 11.8 or 11.7",
+        )
+    store = console.open_cache()
+    if folder is not None:
+        _lay_out(plan, store, folder, quiet=quiet)
+    found = _json(plan, store)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+
+
+def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> None:
+    if folder.exists():
+        raise ConfigError(f"--to {folder}: the folder exists already", hint="name a new folder")
+    with console.progress(quiet=quiet) as observer:
+        lay_out(plan, store, folder.absolute(), archives=CudaArchives(os.environ), observer=observer)
+
+
+def _json(plan: ImagePlan, store: Store) -> dict[str, Any]:
+    """The object that `plan toolkit --json` prints."""
+    locked = plan.locked
+    layers = [(spec, cached_record(spec, store)) for spec in plan.of(ToolkitLayer)]
+    sizes = [made.blob.size for _, made in layers if made]
+    return {
+        "tag": plan.tag,
+        "release": locked.resolution.toolkit.release if locked.resolution.toolkit else "",
+        "archives": [
+            {
+                "component": archive.component,
+                "version": archive.version,
+                "bytes": archive.size,
+                "sha256": archive.sha256,
+            }
+            for archive in locked.archives
+        ],
+        "archive_bytes": sum(archive.size for archive in locked.archives),
+        "layers": [
+            {
+                "what": spec.title,
+                "bytes": made.blob.size if made else None,
+                "unpacked": made.blob.unpacked if made else None,
+            }
+            for spec, made in layers
+        ],
+        "layer_bytes": sum(sizes) if len(sizes) == len(layers) else None,
+        "links": list(libraries_of(locked)),
+    }
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    size, archives = console.size, found["archives"]
+    lines = [f"{found['tag']}: CUDA {found['release']}"]
+    lines += [f"  {size(each['bytes']):>9}  {each['component']} {each['version']}" for each in archives]
+    lines.append(
+        f"  {size(found['archive_bytes']):>9}  in {len(archives)} archives, which give these layers:"
+    )
+    lines += [
+        f"  {size(layer['bytes']) if layer['bytes'] is not None else 'not built':>9}  {layer['what']}"
+        for layer in found["layers"]
+    ]
+    if found["layer_bytes"] is not None:
+        saved = found["archive_bytes"] - found["layer_bytes"]
+        lines.append(f"  {size(found['layer_bytes']):>9}  in layers: {size(saved)} less than the archives")
+    lines.append(f"  {len(found['links'])} libraries are links to torch's wheels:")
+    return lines + [f"    {link}" for link in found["links"]]
 
 
 @click.group("plan", cls=default_group("show"))

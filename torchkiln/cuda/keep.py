@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.cuda import tree as cuda_tree
-from torchkiln.cuda.xz import Unxz
 from torchkiln.errors import BadArchive, printable
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.recipe import WHEEL_EPOCH
@@ -27,6 +26,9 @@ _MAX_ENTRIES = 100_000  # CCCL, the largest archive, has a few thousand
 _MAX_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has three billion
 # Raised when the file is not an xz file or tar, or is damaged.
 _DAMAGED = (lzma.LZMAError, EOFError, ValueError)
+_PIECE = 1 << 18
+# Bytes; `xz -9` needs 65 MiB to decompress, but a file may need up to 4 GiB.
+_MEMORY = 256 << 20
 
 
 def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
@@ -145,3 +147,29 @@ class _Selection:
 
     def _refused(self, entry: TarEntry, why: str) -> BadArchive:
         return BadArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")
+
+
+class Unxz:
+    """Reads a file of one xz stream.
+
+    :raises lzma.LZMAError: the file is not xz, is damaged, needs too much memory, or has trailing data.
+    :raises EOFError: it is truncated.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+
+    def read(self, size: int) -> bytes:
+        """*size* bytes, fewer only at the end."""
+        parts: list[bytes] = []
+        while size > 0 and not self._unpacker.eof:
+            packed = self._file.read(_PIECE) if self._unpacker.needs_input else b""
+            if self._unpacker.needs_input and not packed:
+                raise EOFError("unexpected end of input")
+            piece = self._unpacker.decompress(packed, max_length=size)
+            size -= len(piece)
+            parts.append(piece)
+        if self._unpacker.eof and (self._unpacker.unused_data or self._file.read(1)):
+            raise lzma.LZMAError("trailing data after the end of the xz stream")
+        return b"".join(parts)

@@ -5,6 +5,9 @@
 
 NVIDIA does not document the format. docs/adr/0038-device-code-for-chosen-gpus.md says how the fields were
 found. A file with any other field or value is refused.
+
+A file is refused if a section of containers overlaps another part of the file, because zeroing device code
+must not change anything else.
 """
 
 from __future__ import annotations
@@ -14,11 +17,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchkiln.device_code.elf import fatbin_sections
 from torchkiln.device_code.spans import Span, UnknownDeviceCode
+from torchkiln.elf.sections import PROGBITS, BadElf, Section, Sections, sections
 
 Kind = Literal["ptx", "cubin", "lto"]
 Variant = Literal["", "a", "f"]
+_MAGIC = 0xBA55ED50
+_CONTAINER = struct.Struct("<IHHQ")
+_ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_KINDS: Mapping[int, Kind] = {1: "ptx", 2: "cubin", 8: "lto"}
+_PREFIXES: Mapping[Kind, str] = {"ptx": "compute", "cubin": "sm", "lto": "lto"}
+_VERSION, _ENTRY_VERSION = 1, 0x0101
+_HOST = 0x11  # 64-bit addresses, for Linux
+_DEBUG = 0x2
+_LZ4, _ZSTD = 0x2000, 0x8000
+_SCRAMBLED = 0x10000  # LTO code only
+_EXACT, _FAMILY = 0x100000, 0x200000
+_ATTRIBUTES = 0x1000000  # machine code for sm_100 and newer
+_ALWAYS = _HOST | _DEBUG | _LZ4 | _ZSTD | _EXACT | _FAMILY
+_FLAGS: Mapping[Kind, int] = {"ptx": _ALWAYS, "cubin": _ALWAYS | _ATTRIBUTES, "lto": _ALWAYS | _SCRAMBLED}
+_ARCHITECTURES = range(20, 1000)
+_MOST = 1_000_000  # maximum entries of a section; cuBLASLt has the most, a few thousand
+_ALIGNMENT = 8
+_PIECE = 1 << 16  # maximum bytes of padding that are read at a time
+# ".nv_fatbin" has the code that is loaded; "__nv_relfatbin" has relocatable code, which the driver links only
+# when ".nv_fatbin" does not serve the GPU.
+FATBIN_SECTIONS = frozenset({b".nv_fatbin", b"__nv_relfatbin"})
+_COMPRESSED = 0x800
+_LONGEST_NAME = 64  # bytes; the names of fatbin sections are shorter
+_MOST_ELF = 8  # maximum sections with containers; a linker writes one section of each name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,26 +88,6 @@ class _Fields(NamedTuple):
     flags: int
     key: int  # of a scrambled payload
     unpacked: int  # uncompressed bytes; 0: not compressed
-
-
-_MAGIC = 0xBA55ED50
-_CONTAINER = struct.Struct("<IHHQ")
-_ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
-_KINDS: Mapping[int, Kind] = {1: "ptx", 2: "cubin", 8: "lto"}
-_PREFIXES: Mapping[Kind, str] = {"ptx": "compute", "cubin": "sm", "lto": "lto"}
-_VERSION, _ENTRY_VERSION = 1, 0x0101
-_HOST = 0x11  # 64-bit addresses, for Linux
-_DEBUG = 0x2
-_LZ4, _ZSTD = 0x2000, 0x8000
-_SCRAMBLED = 0x10000  # LTO code only
-_EXACT, _FAMILY = 0x100000, 0x200000
-_ATTRIBUTES = 0x1000000  # machine code for sm_100 and newer
-_ALWAYS = _HOST | _DEBUG | _LZ4 | _ZSTD | _EXACT | _FAMILY
-_FLAGS: Mapping[Kind, int] = {"ptx": _ALWAYS, "cubin": _ALWAYS | _ATTRIBUTES, "lto": _ALWAYS | _SCRAMBLED}
-_ARCHITECTURES = range(20, 1000)
-_MOST = 1_000_000  # maximum entries of a section; cuBLASLt has the most, a few thousand
-_ALIGNMENT = 8
-_PIECE = 1 << 16  # maximum bytes of padding that are read at a time
 
 
 def containers(library: memoryview) -> Iterator[Container]:
@@ -194,3 +201,42 @@ def _start(kind: Kind, flags: int) -> bytes:
 
 def _variant(flags: int) -> Variant:
     return "a" if flags & _EXACT else "f" if flags & _FAMILY else ""
+
+
+def fatbin_sections(library: memoryview) -> tuple[Span, ...]:
+    """The sections with fatbin containers, ascending; none if the library has no device code.
+
+    :raises UnknownDeviceCode: it is not a shared library for x86-64, or its section table is invalid.
+    """
+    try:
+        table = sections(library)
+    except BadElf as error:
+        raise UnknownDeviceCode(error.what, error.at) from error
+    found = [row for row in table.rows if row.size and _name(library, table, row) in FATBIN_SECTIONS]
+    if len(found) > _MOST_ELF:
+        raise UnknownDeviceCode(f"more than {_MOST_ELF} sections with containers", found[_MOST_ELF].at)
+    headers = tuple(Span(*bounds) for bounds in table.headers)
+    for row in found:
+        if row.kind != PROGBITS or row.flags & _COMPRESSED:
+            raise UnknownDeviceCode("a section with containers is compressed, or not PROGBITS", row.at)
+        others = (*headers, *(_span(other) for other in table.rows if other is not row))
+        if any(_overlap(_span(row), other) for other in others):
+            raise UnknownDeviceCode("a section with containers overlaps another part of the file", row.at)
+    return tuple(sorted(map(_span, found)))
+
+
+def _span(row: Section) -> Span:
+    return Span(row.start, row.stop)
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def _name(library: memoryview, table: Sections, row: Section) -> bytes:
+    names = table.names
+    start = names.start + row.name
+    if row.name >= max(1, names.stop - names.start):
+        raise UnknownDeviceCode("the name of a section is outside of the string table", row.at)
+    piece = bytes(library[start : min(start + _LONGEST_NAME, names.stop)])
+    return piece.partition(b"\0")[0]

@@ -1,4 +1,8 @@
-"""Builds a locked cell in a Docker engine, in one call."""
+"""Builds a locked cell in a Docker engine, in one call.
+
+The user's mirrors, proxy and CA bundle are build secrets of the step that runs apt: no layer, history or
+cache key contains them. Settings of pip are not passed: wheels are downloaded before the build.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,19 @@ from torchkiln.plan.load import plan_locked
 if TYPE_CHECKING:
     from torchkiln.docker import build as docker_build
     from torchkiln.docker.daemon import Engine
+import re
+from collections.abc import Mapping
+
+from torchkiln.base.recipe import BaseRecipe
+from torchkiln.base.sources import values, variables
+from torchkiln.errors import ConfigError
+from torchkiln.model.untrusted import declared
+
+# Ids of secrets. The Dockerfile sets the variable APT_CONFIG to the file of the first secret, which names the
+# files of the other two. apt ignores missing files.
+APT_CONFIG, SOURCES, CA = "apt-config", "apt-sources", "apt-ca"
+_FOLDER = "/run/secrets"
+_PROXIES = {"http": ("http_proxy", "HTTP_PROXY"), "https": ("https_proxy", "HTTPS_PROXY")}
 
 
 def build_on_docker(
@@ -38,7 +55,6 @@ def build_on_docker(
     from torchkiln.base.recipe import recipe
     from torchkiln.docker import build as docker_build  # imported here because it is slow to import
     from torchkiln.docker.dockerfile import load_templates, render_folder
-    from torchkiln.docker.secrets import apt_secrets
     from torchkiln.index.settings import index_settings
     from torchkiln.util.places import TEMPLATES
 
@@ -67,3 +83,51 @@ def build_on_docker(
             options=options,
         )
     return replace(built, base_moved=moved, seconds=after(prepared, built.seconds))
+
+
+def apt_secrets(recipe: BaseRecipe, environ: Mapping[str, str], ca_bundle: Path | None) -> dict[str, bytes]:
+    """The content by secret id; empty if the environment sets no mirror, proxy or CA bundle.
+
+    :raises ConfigError: a mirror or proxy is not an http(s) URL, only a security mirror is set, or the bundle
+        cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    config: list[str] = []
+    if sources := _sources(recipe, environ):
+        found[SOURCES] = "".join(f"{line}\n" for line in sources).encode()
+        config += [f'Dir::Etc::SourceList "{_FOLDER}/{SOURCES}";', 'Dir::Etc::SourceParts "-";']
+    if ca_bundle is not None:
+        try:
+            found[CA] = ca_bundle.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read the CA bundle: {error}", hint="check SSL_CERT_FILE") from error
+        config.append(f'Acquire::https::CAInfo "{_FOLDER}/{CA}";')
+    for scheme, names in _PROXIES.items():
+        if proxy := next((environ[name] for name in names if environ.get(name)), None):
+            config.append(f'Acquire::{scheme}::Proxy "{_url(names[0], proxy)}";')
+    if config:
+        found[APT_CONFIG] = "".join(f"{line}\n" for line in config).encode()
+    return found
+
+
+def _sources(recipe: BaseRecipe, environ: Mapping[str, str]) -> list[str]:
+    """Lines of a sources.list; none if no mirror is set."""
+    mirror, security, _ = variables(recipe)
+    found = values(recipe, environ)
+    urls = {mirror: declared(found[0])[0], security: declared(found[1])[0]}
+    if urls[security] and not urls[mirror]:
+        raise ConfigError(f"{security} is set but {mirror} is not", hint=f"set both, or only {mirror}")
+    if not urls[mirror]:
+        return []
+    suites = [(mirror, recipe.suite), (mirror, f"{recipe.suite}-updates")]
+    if urls[security]:
+        suites.append((security, f"{recipe.suite}-security"))
+    components = " ".join(recipe.components)
+    return [f"deb {_url(name, urls[name])} {suite} {components}" for name, suite in suites]
+
+
+def _url(name: str, value: str) -> str:
+    """The *value* of the variable *name*. It may contain a password, so the error does not repeat it."""
+    if not re.fullmatch(r"https?://[^\s\"'\\;\[\]{}]+", value):
+        raise ConfigError(f"{name} is not a valid http(s) URL for apt")
+    return value

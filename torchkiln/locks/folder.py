@@ -1,4 +1,8 @@
-"""Loads locks for builds from the folder of locks, and finds stale ones."""
+"""Loads locks for builds from the folder of locks, and finds stale ones.
+
+The lock of a thin cell is that of the same cell for all GPUs, with the device code that the image keeps. The
+wheels are the same, so no index is needed.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from torchkiln.base import artefact, tools
 from torchkiln.errors import Unresolvable
 from torchkiln.index.settings import PYTORCH_ADDRESS, PYTORCH_VARIABLE
 from torchkiln.locks.freshness import require_fresh, staleness
-from torchkiln.locks.lock import how_to_lock, load_locked, save
-from torchkiln.locks.thin import lock_thin
+from torchkiln.locks.lock import how_to_lock, inputs_digest, load_locked, save
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.device_code import DeviceCode, cut_wheels
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.operating_system import DEFAULT_OS, base_name
+from torchkiln.model.recipe import DEVICE_CODE_RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +136,31 @@ class LockFolder:
             tools.read_lock(self.path, base, resolution.tools) if resolution.tools else None,
             self.below(cell) if cell.gpus else None,
         )
+
+
+def lock_thin(
+    resolution: Resolution,
+    full: LockedCell,
+    *,
+    below: Resolution,
+    bound: tuple[str, ...] = (),
+    previous: LockedCell | None = None,
+) -> LockedCell:
+    """*full*, changed to keep device code only for the GPUs of *resolution*.
+
+    :param below: the present resolution of the same cell for all GPUs.
+    :param previous: the present lock; its recorded layers are kept if its files are the same.
+    :raises Stale: *full* was made from another matrix or other facts.
+    """
+    require_fresh(full, below, bound, role=", which has the wheels of the thin image,", run="first run")
+    cell = resolution.cell
+    wheels = cut_wheels((wheel.name for wheel in full.wheels), own_use=cell.own_use)
+    locked = replace(
+        full,
+        resolution=resolution,
+        inputs=inputs_digest(resolution, bound),
+        device_code=DeviceCode(rule=DEVICE_CODE_RULE, gpus=cell.gpus, wheels=wheels, own_use=cell.own_use),
+    )
+    if previous and replace(previous, layers=locked.layers) == locked:
+        return previous
+    return locked

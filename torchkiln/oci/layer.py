@@ -7,11 +7,16 @@ forms, compressed and uncompressed.
 
 A layer that was made before (`recorded`) is rebuilt without inflating or hashing the content: if the blob
 has the recorded digest, its tar has the recorded diff_id.
+
+A header of a gzip member (RFC 1952) has no name, comment, extra field or time: some readers fail on the first
+three, and a digest must not depend on the time. `stored` writes stored blocks, which do not depend on the
+version of a compressor.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -20,9 +25,11 @@ from isal import isal_zlib
 
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
-from torchkiln.oci import gzip, tar
+from torchkiln.oci import tar
 
 _GATHER = 1 << 20  # most gathered bytes; limits memory
+HEADER = b"\x1f\x8b\x08\x00" + b"\x00" * 4 + b"\x00\xff"  # deflate, no flags, no time, OS unknown
+_BLOCK = 0xFFFF  # most bytes of a stored block
 
 
 class NotCompressible(Exception):
@@ -48,7 +55,7 @@ class LayerWriter:
     ) -> None:
         self._out = out
         self._mtime = mtime
-        self._member = _packed if packed else gzip.stored
+        self._member = _packed if packed else stored
         self.recorded = recorded
         self._blob = hashlib.sha256()
         self._tar = hashlib.sha256()
@@ -82,7 +89,7 @@ class LayerWriter:
         yield member
         self._is_new(path, mode, member.sha256.digest())
         if member.open:
-            self._emit(gzip.trailer(crc, size))
+            self._emit(trailer(crc, size))
         if not member.silent:
             self._gather(tar.padding(size))
 
@@ -151,7 +158,7 @@ def _packed(data: bytes) -> bytes:
     """*data* compressed, as one gzip member."""
     from torchkiln.oci.encode import deflated  # imported here: a smoke bundle has no libdeflate
 
-    return b"".join((gzip.HEADER, deflated(data), gzip.trailer(isal_zlib.crc32(data), len(data))))
+    return b"".join((HEADER, deflated(data), trailer(isal_zlib.crc32(data), len(data))))
 
 
 class Member:
@@ -183,7 +190,7 @@ class Member:
         layer = self._layer
         if not self.open:
             layer._flush()
-            layer._emit(gzip.HEADER)
+            layer._emit(HEADER)
             self.open = True
         if deflate:
             layer._emit(deflate)
@@ -200,3 +207,22 @@ class Member:
     def _hash(self, content: bytes) -> None:
         if not self._layer.recorded:
             self.sha256.update(content)
+
+
+def trailer(crc: int, size: int) -> bytes:
+    """The end of a member whose content has *crc* (CRC-32) and *size* bytes."""
+    return struct.pack("<II", crc, size & 0xFFFFFFFF)
+
+
+def stored(data: bytes | memoryview) -> bytes:
+    """*data* as one gzip member, uncompressed."""
+    return b"".join((HEADER, *_stored_blocks(data), trailer(isal_zlib.crc32(data), len(data))))
+
+
+def _stored_blocks(data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    """*data* as stored deflate blocks: at least one, and the last one is marked."""
+    view = memoryview(data)
+    for start in range(0, max(len(view), 1), _BLOCK):
+        part = view[start : start + _BLOCK]
+        yield struct.pack("<BHH", start + _BLOCK >= len(view), len(part), len(part) ^ 0xFFFF)
+        yield part

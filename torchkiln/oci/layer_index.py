@@ -1,7 +1,7 @@
 """Lists the entries of a layer with their hashes, and joins the lists of an image's layers.
 
 The list is made while the verified bytes of a layer are read, so a tree on disk can be compared with it later
-(`runtimes/tree_check.py`), and an image with its lock (`smoke/outside.py`).
+(`runtimes/verified_root.py`), and an image with its lock (`smoke/verification.py`).
 """
 
 from __future__ import annotations

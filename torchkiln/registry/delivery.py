@@ -3,25 +3,36 @@
 HEAD ── 200: it exists
 POST ?mount=&from= ── 201: mounted
                    ── 202: not mounted, but an upload has begun
-upload.py: sent
+                       then it is sent
+
+An upload resumes after a broken connection:
+
+POST ── 202 ─► PATCH ── 202 ─► PUT ?digest= ── 201: done
+                ╰─ broken ─► GET ── 204, Range ─► PATCH from there
+                              ╰─ 404, 416: the upload is unknown ─► POST
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlencode
 
-from torchkiln.errors import RegistryError
+from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.registry.body import FileBlob, MemoryBlob
-from torchkiln.registry.messages import HttpRequest, Scopes
+from torchkiln.registry.body import FileBlob, MemoryBlob, Remainder
+from torchkiln.registry.messages import HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.registry.upload import Upload
+from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
 Outcome = Literal["there", "mounted", "sent"]
+_SMALL = 1 << 20  # bytes up to which a blob is sent in one request with its digest
+_RESTARTS = 2  # of an upload after an unexpected status
+_BYTES = {"Content-Type": "application/octet-stream"}
+_RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,3 +108,154 @@ class Delivery:
             self._registry.check_digest(response, blob.digest, blob.what)
             return True, None
         return False, self._registry.location(response, blob.what) if response.status == 202 else None
+
+
+class _Restart(Exception):
+    """The upload failed with an unexpected status: begin another."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+class Upload:
+    """One upload. `place`: its current URL, or None to begin one."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        scopes: Scopes,
+        base: str,
+        blob: FileBlob | MemoryBlob,
+        place: str | None,
+        is_there: Callable[[FileBlob | MemoryBlob], bool],
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
+        self._place, self.is_there, self._on_progress = place, is_there, on_progress
+        self._have = 0  # bytes that the registry has
+        self._reported = self._sent = self._restarts = 0
+        self._failed = False  # whether to read the state of the upload before the next attempt
+
+    def run(self) -> int:
+        """Send the blob; returns the number of bytes sent."""
+        try:
+            retry(self._attempt, sleep=self._registry.sleep, progress=Progress(lambda: self._have))
+        except GivenUp as error:
+            raise self._registry.unavailable(self._blob.what, str(error)) from error
+        except VerificationFailed:
+            self._abandon()
+            raise
+        return self._sent
+
+    def _attempt(self) -> None:
+        if self._failed:
+            self._failed = False
+            if self.is_there(self._blob):  # the upload was complete, only the response was lost
+                return
+            self._read_state()
+        try:
+            self._with_restarts()
+        except Transient as error:
+            self._failed = not error.at_once  # after a 401 the state of the upload is known
+            raise
+
+    def _with_restarts(self) -> None:
+        while True:
+            try:
+                return self._try()
+            except _Restart as error:
+                self._place, self._restarts = None, self._restarts + 1
+                if self._restarts > _RESTARTS:
+                    raise self._registry.http_error(self._blob.what, error.response) from error
+
+    def _try(self) -> None:
+        blob = self._blob
+        if self._place is None:
+            self._place, self._have = self._begin(), 0
+        if blob.size <= _SMALL and self._have == 0:
+            self._complete(b"".join(blob.pieces(0)))
+            return
+        if self._have < blob.size:
+            self._send_rest()
+        else:
+            for _ in blob.pieces(0):  # earlier attempts sent all of it: check the file's digest
+                pass
+        self._complete(None)
+
+    def _begin(self) -> str:
+        response = self._registry.request(self._request("POST", f"{self._base}/uploads/"))
+        if response.status != 202:
+            raise self._registry.http_error(self._blob.what, response)
+        return self._registry.location(response, self._blob.what)
+
+    def _send_rest(self) -> None:
+        """Send all missing bytes in one request; from the start without Content-Range, as Docker does."""
+        assert self._place is not None
+        blob, start = self._blob, self._have
+        part = {"Content-Range": f"{start}-{blob.size - 1}"} if start else {}
+        rest = Remainder(blob.size - start, lambda: self._counted(start))
+        response = self._registry.request_once(
+            replace(self._request("PATCH", self._place), headers={**_BYTES, **part}, body=rest)
+        )
+        if response.status in (401, 403, 405, 413):
+            raise self._registry.http_error(blob.what, response)
+        if response.status not in (201, 202, 204):
+            raise _Restart(response)
+        self._place, self._have = self._registry.location(response, blob.what), blob.size
+
+    def _complete(self, data: bytes | None) -> None:
+        assert self._place is not None
+        blob = self._blob
+        to = f"{self._place}{'&' if '?' in self._place else '?'}{urlencode({'digest': blob.digest})}"
+        request = self._request("PUT", to)
+        response = self._registry.request_once(
+            replace(request, headers=_BYTES, body=data) if data else request
+        )
+        if response.status in (401, 403, 405, 413):
+            raise self._registry.http_error(blob.what, response)
+        if response.status not in (201, 204):
+            raise _Restart(response)
+        self._registry.check_digest(response, blob.digest, blob.what)
+        if data:
+            self._count(0, len(data))
+
+    def _read_state(self) -> None:
+        """Read how many bytes the registry has; if the upload is unknown, the next attempt begins another."""
+        if self._place is None:
+            return
+        response = self._registry.request(self._request("GET", self._place))
+        if response.status not in (200, 202, 204):
+            self._place = None
+            return
+        if "Location" in response.headers:
+            self._place = self._registry.location(response, self._blob.what)
+        found = _RANGE.fullmatch(response.headers.get("Range", "0-0"))
+        # The range of received bytes; an empty upload has "0-0" too.
+        self._have = int(found[1]) + 1 if found and int(found[1]) else 0
+        if self._have > self._blob.size:
+            self._place = None
+
+    def _abandon(self) -> None:
+        """Delete the upload; a registry that does not support that removes it later."""
+        if self._place is not None:
+            try:
+                self._registry.request_once(self._request("DELETE", self._place))
+            except (Transient, RegistryError):
+                return
+
+    def _request(self, method: str, url: str) -> HttpRequest:
+        return HttpRequest(method=method, url=url, what=self._blob.what, scopes=self._scopes)
+
+    def _counted(self, start: int) -> Iterator[bytes]:
+        at = start
+        for piece in self._blob.pieces(start):
+            yield piece
+            at += len(piece)
+            self._count(at - len(piece), len(piece))
+
+    def _count(self, start: int, count: int) -> None:
+        self._sent += count
+        if (more := start + count - self._reported) > 0:
+            self._reported += more
+            self._on_progress(more)

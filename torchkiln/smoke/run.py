@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +17,19 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
-from torchkiln.smoke.runner_output import OutputReader, RunnerOutput, parse_output
+from torchkiln.smoke.report import finding_of
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.smoke.verdict import verdict
 from torchkiln.util.scratch import scratch
+from torchkiln.util.strict_json import DEPTH, json_of
 
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _WHEELS = "/opt/torchkiln/wheels"  # in the image
 _SUITE = "name the suite that ran: --suite FOLDER"
 _EXTRA_S = 60.0  # the runner ends at the limit; if it does not, it is killed this much later
+_MOST = 1000  # maximum checks, and maximum faults; a run may print any number of lines
+_NESTING = 6  # levels of JSON that a report and a signed statement add around a line of the runner
 
 
 class Ended(Protocol):
@@ -291,3 +294,68 @@ def _with_killed(found: Finding, killed: int) -> Finding:
     processes = f"{killed} process{'es' * (killed > 1)}"
     note = f"the kernel of that machine killed {processes} during the run: out of memory"
     return replace(found, message=f"{found.message}\n{note}".strip())
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOutput:
+    """The parsed output of the runner."""
+
+    host: dict[str, Any] = field(default_factory=dict)
+    started: tuple[str, ...] = ()
+    findings: dict[str, Finding] = field(default_factory=dict)
+    complete: bool = False  # the runner reached its end, so checks without a finding were not selected
+    invalid: tuple[str, ...] = ()  # the faults of invalid lines
+
+
+class OutputReader:
+    """Reads the output lines of one run; lines that other programs printed are ignored."""
+
+    def __init__(self) -> None:
+        self.host: dict[str, Any] = {}
+        self._started: dict[str, None] = {}  # ids of checks, in the order of the lines
+        self._findings: dict[str, Finding] = {}
+        self._invalid: list[str] = []
+        self._complete = False
+
+    def read(self, line: bytes) -> Finding | None:
+        """Read one line; return its finding, if it is the first finding of that check."""
+        try:
+            event = json_of(line, depth=DEPTH - _NESTING)
+            kind = event.pop("event")
+            if kind == "host" and hosts.fits(event):
+                self.host = event
+            elif kind == "start":
+                if len(self._started) < _MOST:
+                    self._started[str(event["id"])] = None
+            elif kind == "finding":
+                found = _finding(event)
+                if found.id not in self._findings and len(self._findings) < _MOST:
+                    self._findings[found.id] = found
+                    return found
+            self._complete = self._complete or kind == "end"
+        except ValueError as error:
+            if line.startswith(b'{"event"') and len(self._invalid) < _MOST:
+                self._invalid.append(str(error))
+        except (KeyError, AttributeError, TypeError):
+            pass
+        return None
+
+    @property
+    def output(self) -> RunnerOutput:
+        """The parsed output so far."""
+        return RunnerOutput(
+            self.host, tuple(self._started), dict(self._findings), self._complete, tuple(self._invalid)
+        )
+
+
+def parse_output(stdout: bytes) -> RunnerOutput:
+    """Parse the whole output of a runner."""
+    reader = OutputReader()
+    for line in stdout.splitlines():
+        reader.read(line)
+    return reader.output
+
+
+def _finding(event: Mapping[str, Any]) -> Finding:
+    """:raises ValueError: *event* does not match the report's schema."""
+    return finding_of({field.name: event[field.name] for field in fields(Finding)})
