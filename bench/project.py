@@ -52,7 +52,7 @@ def project(subject: Subject, rounds: int, say: Say) -> Outcome:
     row = _Row(
         name="project",
         title="A line of a project's code changed: image built and pushed",
-        ours="ours, build --project --to",
+        ours="ours, project push",
         what="one command; the lock is checked",
         state="the cell's image in a registry on this machine, the project's packages in the caches",
         lock=False,
@@ -75,7 +75,7 @@ def package(subject: Subject, rounds: int, say: Say) -> Outcome:
     row = _Row(
         name="package",
         title="A small package added to a project: locked, image built and pushed",
-        ours="ours, lock --project and build --project --to",
+        ours="ours, project lock and project push",
         what="two commands; the package's wheel is downloaded",
         state="the cell's image in a registry on this machine, the project's other packages in the caches;"
         " the page of the new package was requested from the index before",

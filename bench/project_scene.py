@@ -71,11 +71,13 @@ class ProjectScene:
         """Build and push with torchkiln; with *lock*, lock first. Bytes: those added to the registry."""
         cell, layout = self.subject.locked.resolution.cell, ("--output", str(self.folder / "layout"))
         chosen = ("--torch", cell.torch, "--cuda", cell.cuda, "--images", str(self.subject.images))
-        named = ("--project", str(self.project), *chosen)
         target = ("--to", f"{self.registry.host}/team/ours", "--tag", "main")
-        locking: list[Command] = [("lock", [*KILN, "lock", *named])] if lock else []
-        build = ("build", [*KILN, "build", *named, *layout, *target, "--no-smoke", "--quiet"])
+        locking: list[Command] = [("lock", self._kiln("lock", *chosen))] if lock else []
+        build = ("build", self._kiln("push", *chosen, *layout, *target, "--no-smoke", "--quiet"))
         return self._measured([*locking, build], {"TORCHKILN_CACHE": str(self.cache)})
+
+    def _kiln(self, command: str, *options: str) -> list[str]:
+        return [*KILN, "project", command, str(self.project), *options]
 
     def docker(self, engine: Mapping[str, str]) -> Sample:
         """Build and push with the engine, on an image that the engine has."""

@@ -216,7 +216,7 @@ def test_files_that_the_archive_no_longer_has_are_named(scene: Scene, locked: Lo
         assert count == "1 of 2 locked packages were not found"
         assert name.startswith("libxfake1_1.0_amd64.deb (sha256 ")
         assert re.fullmatch(r"  archive: http://\S+/libxfake1_1\.0_amd64\.deb: HTTP 404 Not Found", reason)
-        assert "lock --project DIR --upgrade" in caught.value.hint
+        assert "project lock DIR --upgrade" in caught.value.hint
         assert "TORCHKILN_DEBIAN_MIRROR" in caught.value.hint
     finally:
         scene.archive.publish(*GOOD)

@@ -190,7 +190,7 @@ def test_reports_must_be_signed_if_a_key_is_trusted(there: Scene) -> None:
         "  plain.json: is not signed by a trusted key\n" in messages
         or "  plain.json: is not signed\n" in messages
     )
-    assert "torchkiln smoke --project DIR --report FILE --key KEY.pem" in messages
+    assert "torchkiln project smoke DIR --report FILE --key KEY.pem" in messages
     assert there.gate(NAME, "--report", parent, "--report", foreign, *trust)[0] == 12
 
 
@@ -255,4 +255,4 @@ def test_the_parent_image_must_be_in_the_layout(there: Scene, tmp_path: Path) ->
 
     assert code == 2
     assert f"no such image: {TAG}@" in messages
-    assert "torchkiln build --project DIR" in messages
+    assert "torchkiln project build DIR" in messages

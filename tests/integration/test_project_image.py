@@ -70,12 +70,14 @@ class Commands:
         return result.exit_code, result.stdout, result.stderr
 
     def build(self, *arguments: str) -> tuple[int, str, str]:
+        command = "watch" if "--watch" in arguments else "push" if "--to" in arguments else "build"
+        words = (word for word in arguments if word != "--watch")
         named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
-        return self.run("build", "--project", str(self.small.project), *named, *self.output, *arguments)
+        return self.run("project", command, str(self.small.project), *named, *self.output, *words)
 
     def smoke(self, *arguments: str) -> tuple[int, str, str]:
         named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
-        return self.run("smoke", "--project", str(self.small.project), *named, *self.output, *arguments)
+        return self.run("project", "smoke", str(self.small.project), *named, *self.output, *arguments)
 
     @property
     def output(self) -> tuple[str, str]:
@@ -189,7 +191,7 @@ def test_the_suite_runs_in_the_parent_image(commands: Commands) -> None:
 
     assert (code, out) == (2, ""), messages
     assert "project is the image of a project" in messages
-    assert f"torchkiln smoke --project DIR; for those of the parent image: torchkiln smoke {TAG}" in messages
+    assert f"torchkiln project smoke DIR; for those of the parent image: torchkiln smoke {TAG}" in messages
 
 
 @needs_namespaces
@@ -238,7 +240,7 @@ def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:
 
     assert (code, out) == (5, ""), messages
     assert "project was built from a different lock than" in messages
-    assert "torchkiln build --project" in messages
+    assert "torchkiln project build" in messages
 
 
 def test_smoke_without_a_built_image(commands: Commands) -> None:
@@ -265,7 +267,7 @@ def test_a_stale_lock_is_refused(commands: Commands) -> None:
     code, out, messages = commands.build()
 
     assert (code, out) == (5, "")
-    assert "lock --project" in messages
+    assert "project lock" in messages
 
 
 def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
@@ -291,7 +293,7 @@ def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
     code, out, messages = commands.build("--extra", "")
     assert (code, out) == (5, "")
     assert "made with --extra fs, not without extras and groups" in messages
-    assert messages.endswith(f"lock --project {small.project} --extra ''")
+    assert messages.endswith(f"project lock {small.project} --extra ''")
 
     (small.project / "torchkiln.lock.json").unlink()
     cell = small.cell.resolution.cell
@@ -319,4 +321,4 @@ def test_options_that_projects_do_not_have(commands: Commands, option: tuple[str
     code, _, messages = commands.build(*option)
 
     assert code == 2
-    assert f"{option[0]} cannot be used with --project" in messages
+    assert f"no such option '{option[0]}'" in messages.lower()

@@ -1,4 +1,4 @@
-"""`smoke --project`: it runs the project's test; its reports are signed, stored and shown."""
+"""`project smoke`: it runs the project's test; its reports are signed, stored and shown."""
 
 from __future__ import annotations
 

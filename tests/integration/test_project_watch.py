@@ -1,4 +1,4 @@
-"""`build --project --watch`: builds and pushes changed code; errors, stale locks, and the end by Ctrl-C."""
+"""`project watch`: builds and pushes changed code; errors, stale locks, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -176,11 +176,11 @@ def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
 
     stale = f"error: {small.project / FILE}: made from other requirements than requirements.txt has now\n"
     assert messages.count(stale) == 2  # once for each change
-    assert messages.count(f"hint: run: torchkiln lock --project {small.project}\n") == 2
+    assert messages.count(f"hint: run: torchkiln project lock {small.project}\n") == 2
     assert [files for _, _, files in lines[1:]] == ["requirements.txt, torchkiln.lock.json, train.py"]
     assert f"error: {small.project / FILE}: no such file: the project is not locked\n" in messages
     cell = f"--torch {small.cell.resolution.cell.torch} --cuda {small.cell.resolution.cell.cuda}"
-    assert f"hint: run: torchkiln lock {cell} --project {small.project}\n" in messages
+    assert f"hint: run: torchkiln project lock {small.project} {cell}\n" in messages
 
 
 def test_faults_of_the_code_are_told(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
     small = watch.commands.small
     assert watch.commands.build()[0] == 0  # from now on all layers are in the cache
     named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(watch.commands.images))
-    argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "build", "--project", str(watch.project)]
+    argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "project", "watch", str(watch.project)]
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(small.folder), "TORCHKILN_CACHE": str(small.store.root)}
     with subprocess.Popen(
         [*argv, *named, *watch.commands.output, "--watch"],

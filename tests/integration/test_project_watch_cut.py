@@ -1,4 +1,4 @@
-"""`build --project --watch` with a change of the code or Ctrl-C at instants drawn from a seed."""
+"""`project watch` with a change of the code or Ctrl-C at instants drawn from a seed."""
 
 from __future__ import annotations
 

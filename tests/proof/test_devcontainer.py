@@ -155,7 +155,7 @@ def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
         wheels=(),
     )
     save_project(folder.folder, lock)
-    folder.kiln("build", "--project", ".", "--images", str(images), "--output", str(layout), "--quiet")
+    folder.kiln("project", "build", ".", "--images", str(images), "--output", str(layout), "--quiet")
     folder.kiln("run", "--runtime", "docker", "--output", str(layout), name, "--", "true")
     folder.kiln("init", "--devcontainer")
     try:

@@ -19,7 +19,7 @@ LINES = "hydra-core==1.3.2\n"  # requires antlr4-python3-runtime 4.9, which has 
 
 
 def lock(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "build.py"), "lock", "--project", str(folder)]
+    command = [sys.executable, str(ROOT / "build.py"), "project", "lock", str(folder)]
     command += ["--torch", "2.7", "--cuda", "12.1"]
     return subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
 

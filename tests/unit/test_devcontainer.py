@@ -100,7 +100,7 @@ def test_a_project_gets_its_own_image(folder: Path, tmp_path: Path) -> None:
     found = written()
     assert (found["name"], found["image"]) == ("my-project", "pytorch-cuda:my-project")
     assert found["workspaceFolder"] == "/app"
-    assert "torchkiln build --project .`" in done.stderr
+    assert "torchkiln project build .`" in done.stderr
     assert "run my-project --runtime docker" in done.stderr
 
 

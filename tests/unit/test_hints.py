@@ -109,7 +109,7 @@ def fault_of(where: str, command: str) -> str:
 
 def test_a_hint_names_the_cells_that_a_command_needs(shown: Shown) -> None:
     """A command such as `torchkiln lock` without a cell would be refused."""
-    enough = {WORD, "TAG", "--all", "--torch", "--help", "--check", "--project", "base", "prune"}
+    enough = {WORD, "TAG", "--all", "--torch", "--help", "--check", "project", "base", "prune"}
     without = [
         f"{where}: {command}"
         for where, command in shown.hints

@@ -99,7 +99,7 @@ def test_check_sees_another_choice(workspace: Workspace) -> None:
         code, _, messages = workspace.lock("--check", *words)
         assert code == 5
         assert made in messages
-        assert messages.endswith(f"run: torchkiln lock --project {workspace.folder} {hint}")
+        assert messages.endswith(f"run: torchkiln project lock {workspace.folder} {hint}")
     # The project no longer has the recorded extra.
     (workspace.folder / "pyproject.toml").write_text(OWN.replace("old =", "older ="))
     code, _, messages = workspace.lock(cell=False)
@@ -107,9 +107,3 @@ def test_check_sees_another_choice(workspace: Workspace) -> None:
         2,
         True,
     )
-
-
-def test_the_options_need_a_project(workspace: Workspace) -> None:
-    for option in ("--extra", "--group"):
-        code, _, messages = workspace.run(option, "x")
-        assert (code, f"{option} requires --project" in messages) == (2, True)

@@ -1,4 +1,4 @@
-"""`lock --project` refuses a package whose libraries need something that the image lacks, by default."""
+"""`project lock` refuses a package whose libraries need something that the image lacks, by default."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Libraries(Workspace):
         for name, version in (("torchvision", "0.22.1"), ("torchaudio", "2.7.1"), ("numpy", "2.0")):
             server.add("default", name, version, date=OLD)
         server.add("default", "notebook", "1.0", date=OLD)
-        assert self.run()[:2] == (0, f"{TAG}\n")
+        assert self.run("lock")[:2] == (0, f"{TAG}\n")
         self.store = Store(root / "cache")
         self.remember("torch", "nvidia-cuda-runtime-cu12")
 
@@ -77,7 +77,7 @@ def test_a_package_for_another_torch_is_refused(libraries: Libraries) -> None:
 
     assert (code, out) == (4, "")
     assert messages.endswith(
-        f"{LACKS}use another release of ext; if the package works without these libraries: lock --project DIR"
+        f"{LACKS}use another release of ext; if the package works without these libraries: project lock DIR"
         " --allow-missing ext"
     )
     assert not (libraries.folder / FILE).exists()

@@ -1,4 +1,4 @@
-"""`lock --project` with the real resolver, on a locked cell, with a local index."""
+"""`project lock` with the real resolver, on a locked cell, with a local index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.servers.index_server import Faults, IndexServer
-from torchkiln.cli.lock import lock as lock_command
+from torchkiln.cli import torchkiln
 from torchkiln.errors import KilnError
 from torchkiln.locks.lock import load_locked, save
 from torchkiln.model.project import ProjectLock
@@ -77,8 +77,8 @@ class Workspace:
     def run(self, *arguments: str, cell: bool = True) -> tuple[int, str, str]:
         """Exit code, stdout, and the messages on stderr."""
         named = ("--torch", "2.7", "--cuda", "12.1") if cell else ()
-        words = [*named, "--matrix", str(self.matrix), *arguments, "--images", str(self.images)]
-        result = CliRunner(env=self.environ).invoke(lock_command, words, catch_exceptions=True)
+        words = [*arguments, *named, "--matrix", str(self.matrix), "--images", str(self.images)]
+        result = CliRunner(env=self.environ).invoke(torchkiln, words, catch_exceptions=True)
         error = result.exception
         if isinstance(error, KilnError):
             return error.exit_code, result.stdout, f"{result.stderr}{error.message}\n{error.hint}"
@@ -86,7 +86,7 @@ class Workspace:
         return result.exit_code, result.stdout, result.stderr
 
     def lock(self, *arguments: str, cell: bool = True) -> tuple[int, str, str]:
-        return self.run("--project", str(self.folder), *arguments, cell=cell)
+        return self.run("project", "lock", str(self.folder), *arguments, cell=cell)
 
     def locked(self, requirements: str, *arguments: str) -> ProjectLock:
         """The lock of a project with *requirements*."""
@@ -116,7 +116,7 @@ def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]
             server.add("default", name, version, requires=requires, date=OLD)
         newer = server.files.pop(("default", "notebook", "notebook-2.0-py3-none-any.whl"))
         found = Workspace(server, tmp_path_factory.mktemp("cell"))
-        assert found.run("--as-of", "2026-11-01")[:2] == (0, f"{TAG}\n")
+        assert found.run("lock", "--as-of", "2026-11-01")[:2] == (0, f"{TAG}\n")
         server.files["default", "notebook", "notebook-2.0-py3-none-any.whl"] = newer
         yield found
 
@@ -345,7 +345,7 @@ def test_the_cell_is_that_of_the_lock(workspace: Workspace) -> None:
     assert workspace.lock(cell=False)[:2] == (0, "trial\n")
     assert load_project(workspace.folder) == first
     code, _, messages = workspace.lock("--all", cell=False)
-    assert (code, "--project takes the image of one cell, but the options select 2" in messages) == (2, True)
+    assert (code, "a project takes the image of one cell, but the options select 2" in messages) == (2, True)
     save_project(workspace.folder, replace(first, parent="2.5.1-cuda12.1-cudnn9-runtime"))
     code, _, messages = workspace.lock(cell=False)
     assert (code, "which the matrix does not have" in messages) == (5, True)
@@ -362,7 +362,7 @@ def test_check(workspace: Workspace) -> None:
     def reason() -> str:
         code, _, messages = workspace.lock("--check")
         assert code == 5
-        assert "lock --project" in messages
+        assert "project lock" in messages
         return messages
 
     (workspace.folder / "requirements.txt").write_text("datasets>1\n")
@@ -384,4 +384,4 @@ def test_check(workspace: Workspace) -> None:
 def test_options_that_do_not_go_together(workspace: Workspace) -> None:
     for option in ("--record", "--upgrade-base", "--public-record"):
         code, _, messages = workspace.lock(option)
-        assert (code, "--project cannot be used" in messages) == (2, True)
+        assert (code, f"no such option '{option}'" in messages.lower()) == (2, True)

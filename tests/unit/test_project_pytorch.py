@@ -1,16 +1,18 @@
-"""`lock --project` on a cell whose torch is on PyTorch's own index."""
+"""`project lock` on a cell whose torch is on PyTorch's own index."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import click
 from click.testing import CliRunner
 
 from tests.planned import MATRIX
 from tests.servers.index_server import IndexServer
 from tests.servers.two_indexes import DEFAULT, OLD, fill, pytorch
 from torchkiln.cli.lock import lock as lock_command
+from torchkiln.cli.project import lock as lock_project
 from torchkiln.projects.file import load_project
 from torchkiln.util.places import ROOT
 
@@ -35,13 +37,13 @@ def test_a_project_on_a_cell_of_pytorchs_index(tmp_path: Path) -> None:
             "PIP_CONFIG_FILE": "/dev/null",
         }
 
-        def lock(*words: str) -> str:
+        def lock(*words: str, command: click.Command = lock_command) -> str:
             cell = ("--torch", "2.3.1", "--cuda", "11.8", "--images", str(tmp_path / "images"))
-            result = CliRunner(env=environ).invoke(lock_command, [*cell, *words], catch_exceptions=False)
+            result = CliRunner(env=environ).invoke(command, [*words, *cell], catch_exceptions=False)
             return result.stdout
 
         lock()
-        moves = json.loads(lock("--project", str(project), "--json"))["moves"]
+        moves = json.loads(lock(str(project), "--json", command=lock_project))["moves"]
 
     found = load_project(project)
     assert found is not None

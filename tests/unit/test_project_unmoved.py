@@ -1,4 +1,4 @@
-"""If the cache has the image's wheels, `lock --project` gives the same lock without reading their pages."""
+"""If the cache has the image's wheels, `project lock` gives the same lock without reading their pages."""
 
 from __future__ import annotations
 

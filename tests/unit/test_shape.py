@@ -293,6 +293,17 @@ def test_no_function_has_over_seven_parameters(folder: str) -> None:
     assert len(found) > 20
 
 
+def test_no_command_has_over_fifteen_parameters() -> None:
+    """Related options belong in one data class, see `gathered`."""
+    counts = {
+        f"{name_of(file)}: {name}": count
+        for file in (PACKAGE / "cli").rglob("*.py")
+        for name, count in parameters(parsed(file)).items()
+    }
+    assert {name: count for name, count in counts.items() if count > 15} == {}
+    assert len(counts) > 200
+
+
 def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
     """Importing it would take longer than the whole build of an unchanged image."""
     slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")

@@ -304,7 +304,7 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
         lambda: scene.folder.rename(elsewhere), nothing, lambda: elsewhere.rename(scene.folder)
     )
 
-    assert events == [f"--project {scene.folder}: no such directory", "same"]
+    assert events == [f"{scene.folder}: no such directory", "same"]
 
 
 @pytest.mark.parametrize("when", ["reading", "building"])

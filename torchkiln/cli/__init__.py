@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchkiln import __version__
-from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS
+from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS, as_project
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.groups import WHOLE
 from torchkiln.cli.shared.program import as_typed, program
@@ -77,10 +77,12 @@ class Commands(click.Group):
         completing = ctx.resilient_parsing and not args  # the shell completes the name of a command
         if not completing and (not args or (args[0].startswith("-") and args[0] not in _OWN)):
             args = ["build", *args]
-        if args and args[0] in EARLIER:
-            now = EARLIER[args[0]]
-            click.echo(f"torchkiln: `{args[0]}` is now `{as_typed(' '.join(('torchkiln', *now)))}`", err=True)
-            args = [*now, *args[1:]]
+        now = EARLIER.get(args[0]) if args else None
+        words = [*now, *args[1:]] if now else as_project(args)
+        if words != args:
+            new = as_typed(" ".join(("torchkiln", *(now or words[:2]))))
+            click.echo(f"torchkiln: `{args[0]}{'' if now else ' --project'}` is now `{new}`", err=True)
+        args = words
         return super().parse_args(ctx, args)
 
     def resolve_command(

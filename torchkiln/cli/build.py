@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.options import (
+    gathered,
     images_folder,
     json_option,
     layout_option,
@@ -25,8 +26,6 @@ from torchkiln.cli.shared.options import (
     refuse,
     vault_option,
 )
-from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
-from torchkiln.cli.shared.push_to import PushTo, push_to_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
@@ -45,11 +44,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_NOT_OF_PROJECTS = ("engine", "load", "ahead", "tier", "form", "dry_run")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("base", "builder", "cache_from", "cache_to"),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Buildx:
+    """The options for Docker's BuildKit."""
+
+    builder: str | None
+    cache_from: tuple[str, ...]
+    cache_to: tuple[str, ...]
+    base: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ahead:
+    """Where layers are uploaded to during the build."""
+
+    ahead: str | None  # REGISTRY/REPOSITORY
+    plain_http: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tests:
+    """The smoke tests to run in each image."""
+
+    smoke: bool | None
+    tier: int | None
 
 
 @click.command()
@@ -64,28 +88,33 @@ _ONLY = {
     help="docker: build the rendered Dockerfile with BuildKit; the image stays in the engine",
 )
 @click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine")
-@click.option(
-    "--ahead",
-    metavar="REGISTRY/REPOSITORY",
-    help="embedded: upload layers during the build; `publish` then finds them there and sets the tags",
+@gathered(
+    "early",
+    _Ahead,
+    click.option(
+        "--ahead",
+        metavar="REGISTRY/REPOSITORY",
+        help="embedded: upload layers during the build; `publish` then finds them there and sets the tags",
+    ),
+    click.option("--plain-http", is_flag=True, help="with --ahead: use http for a remote registry"),
 )
-@click.option("--plain-http", is_flag=True, help="with --ahead or --to: use http for a remote registry")
-@click.option(
-    "--smoke/--no-smoke",
-    default=None,
-    envvar="TORCHKILN_SMOKE",
-    help="embedded: run the smoke tests in each image, or none; exit 10 if one fails. --smoke: it is also an"
-    " error if this host cannot run them  [default: run them if the host can]",
+@gathered(
+    "tests",
+    _Tests,
+    click.option(
+        "--smoke/--no-smoke",
+        default=None,
+        envvar="TORCHKILN_SMOKE",
+        help="embedded: run the smoke tests in each image, or none; exit 10 if one fails. --smoke: it is also"
+        " an error if this host cannot run them  [default: run them if the host can]",
+    ),
+    click.option(
+        "--tier",
+        type=click.IntRange(0, 3),
+        help="as --smoke, with the checks up to this tier  [default: tier 0; with GPUs those that the gate's"
+        " policy requires; with two GPUs also tier 2]",
+    ),
 )
-@click.option(
-    "--tier",
-    type=click.IntRange(0, 3),
-    help="as --smoke, with the checks up to this tier  [default: tier 0; with GPUs those that the gate's"
-    " policy requires; with two GPUs also tier 2]",
-)
-@click.option("--builder", metavar="NAME", help="docker: the buildx builder")
-@click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx")
-@click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx")
 @click.option(
     "--format",
     "form",
@@ -101,9 +130,14 @@ _ONLY = {
     show_default=True,
     help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
 )
-@click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base")
-@project_options
-@push_to_options
+@gathered(
+    "buildx",
+    _Buildx,
+    click.option("--builder", metavar="NAME", help="docker: the buildx builder"),
+    click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx"),
+    click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx"),
+    click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base"),
+)
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -118,19 +152,11 @@ def build(
     output: Path,
     engine: str,
     load: bool,
-    ahead: str | None,
-    plain_http: bool,
-    smoke: bool | None,
-    tier: int | None,
+    early: _Ahead,
+    tests: _Tests,
     form: str,
     layer_format: LayerFormat,
-    builder: str | None,
-    cache_from: tuple[str, ...],
-    cache_to: tuple[str, ...],
-    base: str | None,
-    project: ProjectOptions | None,
-    watch: bool,
-    to: PushTo | None,
+    buildx: _Buildx,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -139,57 +165,26 @@ def build(
     """Build the images of the selected cells from their locks; print their digests.
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
-
-    With --project, add the packages and the code of the project in DIR to the image of one cell; the new
-    image has the name of the project. DIR/torchkiln.lock.json is written if it is missing. With --to the
-    image is pushed without the gate, and its reference is printed instead of its digest. With --watch
-    print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
+    smoke, tier = tests.smoke, tests.tier
     if tier is not None:
         if smoke is False and ctx.get_parameter_source("smoke") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--tier cannot be used with --no-smoke")
         smoke = True
-    if project is not None:
-        refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
-        if plain_http:
-            raise click.UsageError("--plain-http requires --to")
-        from torchkiln.cli.shared.project_build import build_and_push
-        from torchkiln.cli.shared.smoke_output import BuildSmoke
-        from torchkiln.engine.build import BuildOptions
-        from torchkiln.projects.ready import ProjectRequest
-
-        cell, locks = project_cell(chosen, project.folder, images)
-        context = BuildContext(locks.matrix, locks.facts, images, locked, quiet)
-        options = BuildOptions(sources=context.sources, layer_format=layer_format)
-        request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
-        if watch:
-            from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
-
-            watch_in(WatchRequest(request, output.absolute(), options, to, as_json), locks, context)
-        tests = None if smoke is False else BuildSmoke(context, demanded=bool(smoke))
-        result, error = build_and_push(request, locks, context, output.absolute(), options, to, tests)
-        printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
-        click.echo(json.dumps(result) if as_json else printed)
-        if error:
-            raise error
-        return
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
-    image_builder: _Builder = _EmbeddedBuilder(
-        context, output.absolute(), form, layer_format, load, ahead, plain_http
-    )
+    image_builder: _Builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, load, early)
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
 
-        buildx = BuildxOptions(base=base, builder=builder, cache_from=cache_from, cache_to=cache_to)
-        image_builder = DockerBuilder(context, buildx)
-    tests = None
+        image_builder = DockerBuilder(context, BuildxOptions(**asdict(buildx)))
+    runs = None
     if engine == "embedded" and smoke is not False and not dry_run:
         from torchkiln.cli.shared.smoke_output import BuildSmoke
 
-        tests = BuildSmoke(context, demanded=bool(smoke), tier=tier)
+        runs = BuildSmoke(context, demanded=bool(smoke), tier=tier)
     failures: list[KilnError] = []
     for cell in cells:
         try:
@@ -197,7 +192,7 @@ def build(
                 _print_forecast(_forecast(context, cell, layer_format), as_json)
             else:
                 result = image_builder.build(cell)
-                failed = tests.of_cell(result, cell, alone=len(cells) == 1) if tests else None
+                failed = runs.of_cell(result, cell, alone=len(cells) == 1) if runs else None
                 click.echo(json.dumps(result) if as_json else result["digest"])
                 if failed:
                     raise failed
@@ -238,8 +233,7 @@ class _EmbeddedBuilder:
     form: str
     layer_format: LayerFormat
     load: bool
-    ahead: str | None
-    plain_http: bool
+    early: _Ahead
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.engine import build as builder
@@ -251,7 +245,7 @@ class _EmbeddedBuilder:
         context, store = self.context, self.context.store()
         into = find_engine(builds=False) if self.load else None  # before the build: fail early
         locked = context.locked(cell)
-        if self.ahead and cell.own_use:
+        if self.early.ahead and cell.own_use:
             raise ConfigError(
                 "--ahead would upload modified NVIDIA libraries (--own-use)",
                 hint="build without --ahead; if you have the right to distribute the image, then run:"
@@ -260,7 +254,7 @@ class _EmbeddedBuilder:
         context.keep(locked)
         with (
             console.progress(quiet=context.quiet) as observer,
-            _uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
+            _uploads_ahead(self.early, store, observer) as ahead,
         ):
             built = builder.build(
                 locked,
@@ -357,15 +351,13 @@ class _LayerUploads:
 
 
 @contextmanager
-def _uploads_ahead(
-    target: str | None, plain_http: bool, store: Store, observer: Observer
-) -> Iterator[_LayerUploads]:
-    """Uploads to *target*, REGISTRY/REPOSITORY; they end with the build.
+def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[_LayerUploads]:
+    """Uploads layers; they end with the build.
 
-    :raises ConfigError: *target* is not a repository.
+    :raises ConfigError: the target is not a repository.
     :raises RegistryError: the registry does not answer; this is checked before the build.
     """
-    if target is None:
+    if to.ahead is None:
         yield _LayerUploads(store)
         return
     from torchkiln.registry.connect import open_registry
@@ -373,8 +365,8 @@ def _uploads_ahead(
     from torchkiln.registry.push import BlobUploads, PushOptions
     from torchkiln.registry.reference import parse_repository
 
-    repository = parse_repository(target)
-    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
+    repository = parse_repository(to.ahead)
+    with open_registry(repository, os.environ, plain_http=to.plain_http) as registry:
         registry.check()
         options = PushOptions(observer=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:

@@ -99,9 +99,7 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
     chosen = CellOptions(matrix_file=nearest_matrix(), torch=torches, cuda=cudas)
     repository = chosen.grid()[0].repository
     if lock:
-        command = (
-            f"torchkiln build --project {here}`, then `torchkiln run {lock.name} --runtime docker -- true"
-        )
+        command = f"torchkiln project build {here}`, then `torchkiln run {lock.name} --runtime docker -- true"
         return DevContainer(name=name, image=f"{repository}:{lock.name}", folder=folder), command
     tag = chosen.tag("init --devcontainer")
     return (

@@ -17,6 +17,7 @@ from torchkiln.cli.shared import console, pushed_output
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show, with_key
 from torchkiln.cli.shared.image_names import named_images, one_layout
 from torchkiln.cli.shared.options import (
+    Upload,
     images_folder,
     layout_option,
     suite_option,
@@ -26,7 +27,13 @@ from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.trust_options import active_policy, policy_option, signer_of, signing_options
+from torchkiln.cli.shared.trust_options import (
+    Signing,
+    active_policy,
+    policy_option,
+    signer_of,
+    signing_options,
+)
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer
@@ -80,8 +87,7 @@ def publish(
     report_files: tuple[Path, ...],
     trust_files: tuple[NamedKey, ...],
     policy_file: Path | None,
-    key_file: Path | None,
-    keyless: bool,
+    signing: Signing,
     only_tags: tuple[str, ...],
     dated: str | None,
     override: str | None,
@@ -89,11 +95,7 @@ def publish(
     output: Path,
     suite_folder: Path | None,
     mount_from: tuple[str, ...],
-    plain_http: bool,
-    licence_confirmed: bool,
-    jobs: int,
-    as_json: bool,
-    quiet: bool,
+    upload: Upload,
 ) -> None:
     """Push the images TAG of the layout, or those of the selected cells, if the gate allows it.
 
@@ -110,8 +112,8 @@ def publish(
     matrix, facts = chosen.grid()
     active = active_policy(policy_file, chosen.matrix_file, matrix)
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files)
-    signer = signer_of(key_file, keyless, demanded=inputs.policy.signed)
-    inputs = with_key(inputs, key_file, signer)
+    signer = signer_of(signing, demanded=inputs.policy.signed)
+    inputs = with_key(inputs, signing.key_file, signer)
     session = PublishSession(
         layout=layout,
         images=images,
@@ -121,7 +123,7 @@ def publish(
         inputs=inputs,
         signer=signer,
         environ=os.environ,
-        listener=_PublishOutput(quiet=quiet, as_json=as_json),
+        listener=_PublishOutput(quiet=upload.quiet, as_json=upload.as_json),
         kinds=KINDS,
     )
     to = PublishTarget(
@@ -129,10 +131,10 @@ def publish(
         day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
         names=only_tags,
         override=override,
-        licence_confirmed=licence_confirmed,
+        licence_confirmed=upload.licence_confirmed,
         mount_from=mount_from,
-        plain_http=plain_http,
-        jobs=jobs,
+        plain_http=upload.plain_http,
+        jobs=upload.jobs,
     )
     if failures := session.run(tags, to):
         raise console.worst(failures, len(tags), "images")

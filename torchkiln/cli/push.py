@@ -13,7 +13,7 @@ import click
 
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.image_names import named_images
-from torchkiln.cli.shared.options import layout_option, upload_options
+from torchkiln.cli.shared.options import Upload, layout_option, upload_options
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
@@ -60,11 +60,7 @@ def push(
     target: str,
     tags: tuple[str, ...],
     output: Path,
-    plain_http: bool,
-    licence_confirmed: bool,
-    jobs: int,
-    as_json: bool,
-    quiet: bool,
+    upload: Upload,
 ) -> None:
     """Push the images TAG, or those of the selected cells, without tests: for your own use.
 
@@ -92,21 +88,21 @@ def push(
             failures.append(error)
             return None
 
-    read = partial(image_to_push, tags=tags, licence_confirmed=licence_confirmed)
+    read = partial(image_to_push, tags=tags, licence_confirmed=upload.licence_confirmed)
     opened = [attempt(named.ref, partial(read, named)) for named in images]
-    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
+    with open_registry(repository, os.environ, plain_http=upload.plain_http) as registry:
         registry.check()
 
         def send(image: ImageOnDisk) -> Pushed:
             named = tags or default_tags(image)
             say_what_moves(image, registry, repository, named)
-            return push_unproven(image, registry, repository, named, jobs=jobs, quiet=quiet)
+            return push_unproven(image, registry, repository, named, jobs=upload.jobs, quiet=upload.quiet)
 
         for image in filter(None, opened):
             pushed = attempt(image.ref, partial(send, image))
             if pushed is None:
                 continue
-            say_pushed(image.ref, pushed, quiet=quiet)
-            click.echo(json.dumps(pushed_json(image.ref, pushed)) if as_json else pushed.reference)
+            say_pushed(image.ref, pushed, quiet=upload.quiet)
+            click.echo(json.dumps(pushed_json(image.ref, pushed)) if upload.as_json else pushed.reference)
     if failures:
         raise console.worst(failures, len(images), "images")

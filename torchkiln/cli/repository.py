@@ -19,6 +19,7 @@ from torchkiln.cli.shared.options import json_option, matrix_option, plain_http_
 from torchkiln.cli.shared.site import SiteFolders, site_options, write_site
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import (
+    Signing,
     active_policy,
     policy_option,
     signer_of,
@@ -132,8 +133,7 @@ def _row(image: CatalogEntry) -> list[str]:
 def withdraw(
     target: str,
     reason: str,
-    key_file: Path | None,
-    keyless: bool,
+    signing: Signing,
     keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
@@ -157,7 +157,7 @@ def withdraw(
     grid = matrix.read(matrix_file, facts.load())
     demand_reason(reason)
     active = active_policy(policy_file, matrix_file, grid)
-    signer = signer_of(key_file, keyless, demanded=active.policy.signed)
+    signer = signer_of(signing, demanded=active.policy.signed)
     trust = with_signer(trust_of(active, keys, identity, issuer), signer)
     if not trust.verifies:
         console.say(f"{NOT_VERIFIED}; the images that tags move to are not verified either")

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.keys import private_key
 from torchkiln.cli.shared.console import open_cache, size
 from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.image_names import NamedImage, named_image
 from torchkiln.cli.shared.options import (
     EXISTING_FILE,
-    FOLDER,
-    gpus_option,
+    gathered,
     images_folder,
     layout_option,
     parse_size,
-    refuse,
-    shm_size_option,
     suite_option,
 )
 from torchkiln.cli.shared.program import as_typed
-from torchkiln.cli.shared.reports import ReportFiles, demand, publish, read, report_options, show
-from torchkiln.cli.shared.runtime_options import runtime_option
+from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, read, report_options, show
+from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, selection_for_running
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.targets import name_argument
@@ -43,13 +38,16 @@ from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import SmokeRequest, SmokeSession, image_and_lock
 from torchkiln.smoke.suite import load_suite
 
-_NOT_OF_PROJECTS = frozenset(
-    {
-        *("name", "torch", "cuda", "flavor", "os_names", "python", "every", "lockable", "tier"),
-        *("force", "suite_folder", "bundle", "part_size", "have"),
-    }
-)
 _LEAST_PART = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bundling:
+    """The options for a bundle."""
+
+    bundle: Path | None
+    part_size: str | None
+    have: Path | None
 
 
 @click.group("smoke", cls=default_group("run"))
@@ -62,9 +60,7 @@ def smoke() -> None:
 @selection_for_running
 @images_folder
 @layout_option()
-@runtime_option()
-@gpus_option
-@shm_size_option
+@run_on_options
 @click.option(
     "--tier",
     type=click.IntRange(0, 3),
@@ -82,110 +78,63 @@ def smoke() -> None:
 )
 @click.option("--force", is_flag=True, help="run again, even if the same run passed here recently")
 @suite_option
-@click.option(
-    "--key",
-    "key_file",
-    type=EXISTING_FILE,
-    metavar="KEY.pem",
-    help="with --report: also write a signed report beside it",
-)
-@click.option(
-    "--bundle",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER|NAME.tar",
-    help="run nothing; write a bundle to run on a GPU host (docs/gpu-hosts/no-docker.md)",
-)
-@click.option("--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m")
-@click.option(
-    "--have",
-    type=EXISTING_FILE,
-    metavar="FILE",
-    help="with --bundle: leave out the layers that the GPU host has; FILE is the output of its run.py --have",
+@key_option
+@gathered(
+    "bundling",
+    _Bundling,
+    click.option(
+        "--bundle",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER|NAME.tar",
+        help="run nothing; write a bundle to run on a GPU host (docs/gpu-hosts/no-docker.md)",
+    ),
+    click.option(
+        "--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m"
+    ),
+    click.option(
+        "--have",
+        type=EXISTING_FILE,
+        metavar="FILE",
+        help="with --bundle: leave out the layers that the GPU host has; FILE is the output of its"
+        " run.py --have",
+    ),
 )
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
-@click.option(
-    "--project",
-    type=FOLDER,
-    metavar="DIR",
-    help="check the image of the project in this folder instead",
-)
-@click.option(
-    "--allow-missing",
-    multiple=True,
-    metavar="LIBRARY|PACKAGE",
-    help="with --project: allow this library (libtbb.so.12), or every library that this package needs,"
-    " to be missing",
-)
 @report_options
-@click.pass_context
 def run(
-    ctx: click.Context,
     name: str | None,
     chosen: CellOptions,
     images: Path,
     output: Path,
-    runtime: str,
-    gpus: str | None,
-    shm_size: str,
+    on: RunOn,
     tier: int | None,
     only: tuple[str, ...],
     limit: float,
     force: bool,
     suite_folder: Path | None,
     key_file: Path | None,
-    bundle: Path | None,
-    part_size: str | None,
-    have: Path | None,
+    bundling: _Bundling,
     nonce: str | None,
-    project: Path | None,
-    allow_missing: tuple[str, ...],
-    report_file: Path | None,
-    junit: Path | None,
-    markdown: Path | None,
-    as_json: bool,
+    files: ReportFiles,
 ) -> None:
     """Run the checks in the image TAG, or in the image of the selected cell; print the verdict.
 
     TAG can be an alias; DIR:REF is an image of another layout.
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
-
-    With --project, check the image of the project in DIR instead, by default without a GPU. The checks, also
-    for --only: import imports the packages, pip-check runs `pip check`, linkage looks for each shared library
-    that a library needs, and test runs the test of torchkiln.toml, if any. --limit applies to each check.
     """
-    files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
-    if project is not None:
-        from torchkiln.cli.shared.project_smoke import smoke_project
-        from torchkiln.projects.smoke.session import ProjectChecks
-
-        refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
-        checks = ProjectChecks(
-            only=only,
-            may_lack=allow_missing,
-            limit_s=limit,
-            runtime=runtime,
-            shm_size=parse_size(shm_size),
-            gpus=gpus,
-            nonce=nonce,
-        )
-        key = _key(key_file, report_file, nonce)
-        smoke_project(project, chosen, (images, output), checks, files, key)
-        return
-    if allow_missing:
-        raise click.UsageError("--allow-missing requires --project")
     image = named_image(name, output, chosen, command="smoke run")
-    if bundle and (key_file or report_file or junit or markdown or as_json):
+    if bundling.bundle and (key_file or any(asdict(files).values())):
         raise ConfigError(
             "--bundle runs no checks, so there is no report to write",
             hint="use --key, --report, --junit, --markdown and --json with the bundle's run.py",
         )
-    if part_size and not bundle:
+    if bundling.part_size and not bundling.bundle:
         raise ConfigError("--part-size requires --bundle", hint="add --bundle FOLDER")
-    if have and not bundle:
+    if bundling.have and not bundling.bundle:
         raise ConfigError("--have requires --bundle", hint="add --bundle FOLDER")
-    shared = parse_size(shm_size)
-    key = _key(key_file, report_file, nonce)
+    shared = on.shm_bytes
+    key = key_of(key_file, files, nonce)
     suite = load_suite(suite_folder)
     request = SmokeRequest(
         checks=Checks(
@@ -195,14 +144,14 @@ def run(
             limit_s=limit,
             nonce=nonce,
         ),
-        runtime=runtime,
-        gpus=gpus,
+        runtime=on.runtime,
+        gpus=on.gpus,
         shm_size=shared,
         force=force,
     )
-    if bundle:
-        parts = parse_size(part_size, "--part-size") if part_size else None
-        target = BundleTarget(place=bundle, part_size=parts, have=have)
+    if bundling.bundle:
+        parts = parse_size(bundling.part_size, "--part-size") if bundling.part_size else None
+        target = BundleTarget(place=bundling.bundle, part_size=parts, have=bundling.have)
         make_bundle(image, images, chosen.matrix_file, request, target)
         return
     lines = SmokeLines()
@@ -210,14 +159,6 @@ def run(
     report = session.run(image.ref, image.layout, request)
     publish(report, files, key, printed=lines.printed)
     demand_pass(report)
-
-
-def _key(key_file: Path | None, report_file: Path | None, nonce: str | None) -> PrivateKey | None:
-    """The key that signs the report; it is read before the run, which may take long."""
-    if key_file and not report_file:
-        raise ConfigError("--key requires --report", hint="add --report report.json")
-    demand(nonce, "nonce")
-    return private_key(key_file) if key_file else None
 
 
 smoke.add_command(show)

@@ -14,7 +14,7 @@ import click
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
-from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
+from torchkiln.cli.shared.project import project_cell
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.engine.environment import Environment, open_environment
 from torchkiln.engine.keep import Kept, vault_tag
@@ -45,14 +45,12 @@ def vault() -> None:
 @vault.command("keep")
 @_where
 @cell_selection_anywhere
-@project_options
+@click.option("--project", type=FOLDER, metavar="DIR", help="the files of the project in DIR")
 @images_folder
 @mirror_option
 @vault_option
 @json_option
-def keep(
-    where: str, chosen: CellOptions, project: ProjectOptions | None, images: Path, as_json: bool
-) -> None:
+def keep(where: str, chosen: CellOptions, project: Path | None, images: Path, as_json: bool) -> None:
     """Copy the files of the selected locks to the vault; print the name of each lock there.
 
     With --project, copy those of a project and of its image. Files that are there are not copied again, so an
@@ -72,8 +70,8 @@ def keep(
         for tag in _locked(images) if chosen.every else chosen.tags():
             kept(tag, partial(keep_files, load_locked(images, tag), place, images=images))
         return
-    cell, locks = project_cell(chosen, project.folder, images)
-    request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
+    cell, locks = project_cell(chosen, project, images)
+    request = ProjectRequest(folder=project, cell=cell, choice=None)
     source = source_of(request, locks, store, environ=os.environ, made=None)
     kept(source.lock.parent, lambda environment: keep_files(source.cell, place, environment, images))
     locate = locks.matrix.locate
@@ -132,7 +130,7 @@ def drop(where: str, images: Path, every: bool, project: Path | None, dry_run: b
     else:
         raise Stale(
             f"{project}: the project is not locked",
-            hint=f"run: torchkiln lock --project {project} --torch X --cuda Y",
+            hint=f"run: torchkiln project lock {project} --torch X --cuda Y",
         )
     for tag in drop_locks(place, frozenset(keeping), project=name, dry_run=dry_run):
         click.echo(tag)

@@ -264,8 +264,8 @@ def artefact_files(
                 raise BuildFailed(
                     f"{name} {artefact.digest[:19]}: it is not in the cache, and cannot be made, because the"
                     f" {'list' if files is None else 'effects'} of its packages is missing",
-                    hint="lock the present packages: torchkiln refresh; for a project: torchkiln lock"
-                    " --project DIR --upgrade",
+                    hint="lock the present packages: torchkiln refresh; for a project: torchkiln"
+                    " project lock DIR --upgrade",
                 )
             return nullcontext(blob)
 

@@ -168,7 +168,7 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
             " the project again; or push it without the gate: torchkiln push"
         )
     elif project.changed:
-        yield "remove what is listed above, and build the project again: torchkiln build --project DIR"
+        yield "remove what is listed above, and build the project again: torchkiln project build DIR"
     elif any(status.lacks for status in result.statuses) or result.signed_reports:
         yield from commands(result.needed, given)
     if project.below.missing:

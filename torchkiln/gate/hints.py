@@ -43,7 +43,7 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
         yield "if you trust the key that signed the report, name it: --trust PUBLIC.pem"
     words = ["torchkiln", "smoke", needed.tag, *_selection(needed.checks, needed.suite)]
     if needed.of_project:  # names no checks: all checks of a project run within a minute
-        words = ["torchkiln", "smoke", "--project", "DIR"]
+        words = ["torchkiln", "project", "smoke", "DIR"]
     words += ["--nonce", given.nonce] if given.nonce else []
     words += ["--report", "FILE", *(["--key", given.key or "KEY.pem"] if signs else [])]
     yield f"run the missing checks{_host(needed)}: {shlex.join(words)}"

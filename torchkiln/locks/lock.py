@@ -195,9 +195,10 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     return digest_of_json(inputs)
 
 
-def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
-    """The command that locks *cell*; *by_record*: with --public-record."""
-    words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
+def how_to_lock(cell: Cell, *, project: Path | None = None, by_record: bool = False) -> str:
+    """The command that locks *cell*, or *project* on its image; *by_record*: with --public-record."""
+    words = [f"torchkiln project lock {project}" if project else "torchkiln lock"]
+    words += [f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
     words += [f"--gpus {','.join(cell.gpus)}"] if cell.gpus else []

@@ -90,7 +90,7 @@ def build_project(
     locked, project, code = source.cell, source.lock, source.code
     if project.parent_lock != lock_digest(locked):
         raise Stale(
-            f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
+            f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln project lock DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
     own_wheels = with_project_wheels(source, locked, environment, matrix.locate)

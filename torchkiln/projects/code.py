@@ -62,14 +62,15 @@ def read_code(folder: Path, without: Collection[str] = ()) -> ProjectCode:
     :raises ToolMissing: it is a git checkout, and git is not installed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: no such directory", hint="name the folder of the project")
+        raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
     by_git, paths = in_checkout(folder), code_paths(folder, without)
     plain: set[str] = set()
     found = {path: status for path in sorted(paths) if (status := _status(folder, path, plain))}
     if not found:
         why = "; git ignores all of them" if by_git else ""
         raise ConfigError(
-            f"{folder}: there are no files to copy{why}", hint="name the folder with the code: --project DIR"
+            f"{folder}: there are no files to copy{why}",
+            hint="name the folder with the code: torchkiln project build DIR",
         )
     _demand_small(folder, found, by_git=by_git)
     return _read(folder, found, paths, by_git=by_git)

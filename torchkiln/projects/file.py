@@ -59,7 +59,7 @@ def from_json(data: bytes, *, where: str = FILE) -> ProjectLock:
 
     :raises Stale: *data* is not a project's lock, or was changed after it was written; lists all faults.
     """
-    hint = f"restore it: git checkout -- {where}; or recreate it: torchkiln lock --project DIR"
+    hint = f"restore it: git checkout -- {where}; or recreate it: torchkiln project lock DIR"
     try:
         document = json_of(data)
     except ValueError as error:
@@ -88,7 +88,7 @@ def load_project(folder: Path) -> ProjectLock | None:
         return None
     except OSError as error:
         raise Stale(
-            f"{path}: {error.strerror}", hint=f"recreate it: torchkiln lock --project {folder}"
+            f"{path}: {error.strerror}", hint=f"recreate it: torchkiln project lock {folder}"
         ) from None
     return from_json(data, where=str(path))
 

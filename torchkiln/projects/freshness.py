@@ -55,4 +55,4 @@ def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, 
     """
     if why := outdated(lock, needs, parent):
         options = f" {needs.choice.options}" if choice_of(lock.extras, lock.groups) != needs.choice else ""
-        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln lock --project {folder}{options}")
+        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln project lock {folder}{options}")

@@ -1,4 +1,4 @@
-"""Runs `lock --project`: reads a project's folder, and locks it on the lock of a cell."""
+"""Runs `project lock`: reads a project's folder, and locks it on the lock of a cell."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def read_project(
 def demand_folder(folder: Path) -> None:
     """:raises ConfigError: *folder* does not exist."""
     if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: no such directory", hint="name the folder of the project")
+        raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
 
 
 def _pyproject(folder: Path) -> Pyproject:

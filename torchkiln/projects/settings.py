@@ -59,7 +59,7 @@ class ProjectSettings:
     ] = field(default_factory=dict)
     test: Annotated[
         tuple[fields.Line, ...],
-        Meta(max_length=200, description="the project's own test, which `smoke --project` runs"),
+        Meta(max_length=200, description="the project's own test, which `project smoke` runs"),
     ] = ()
     build: Annotated[
         tuple[_Package, ...],

@@ -53,7 +53,7 @@ def source_of(
         if made is None:
             raise Stale(
                 f"{request.folder / FILE}: no such file: the project is not locked",
-                hint=f"run: {how_to_lock(request.cell)} --project {request.folder}",
+                hint=f"run: {how_to_lock(request.cell, project=request.folder)}",
             )
         from torchkiln.projects.apt.wanted_packages import save_locked
         from torchkiln.projects.locking import lock_folder

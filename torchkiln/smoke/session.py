@@ -165,7 +165,7 @@ def image_and_lock(
     if parent := labels(image).get(PARENT_LABEL):
         raise ConfigError(
             f"{image.ref} is the image of a project: the checks of the suite run only in images of cells",
-            hint="for the project's checks: torchkiln smoke --project DIR; for those of the parent image:"
+            hint="for the project's checks: torchkiln project smoke DIR; for those of the parent image:"
             f" torchkiln smoke {parent.partition('@')[0]}",
         )
     tag = tag_in(image) or image.ref

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Container, Iterator
@@ -33,6 +35,24 @@ def options(*decorators: Decorator) -> Decorator:
         for decorator in reversed(decorators):
             command = decorator(command)
         return command
+
+    return decorate
+
+
+def gathered(name: str, make: type[Any], *decorators: Decorator) -> Decorator:
+    """One decorator that adds options; the command gets their values together, in *name*, a *make*.
+
+    :param make: a data class whose fields have the names of the options.
+    """
+    fields = [field.name for field in dataclasses.fields(make)]
+
+    def decorate(command: Any) -> Any:
+        @functools.wraps(command)
+        def with_values(*arguments: Any, **values: Any) -> Any:
+            values[name] = make(**{field: values.pop(field) for field in fields})
+            return command(*arguments, **values)
+
+        return options(*decorators)(with_values)
 
     return decorate
 
@@ -176,7 +196,20 @@ def parse_size(text: str, option: str = "--shm-size") -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-upload_options = options(
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Upload:
+    """How images are uploaded, and what is printed."""
+
+    plain_http: bool
+    licence_confirmed: bool
+    jobs: int
+    as_json: bool
+    quiet: bool
+
+
+upload_options = gathered(
+    "upload",
+    Upload,
     plain_http_option,
     click.option(
         "--licence-confirmed",

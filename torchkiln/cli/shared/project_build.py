@@ -1,4 +1,4 @@
-"""Builds the image of a project and pushes it, for `build --project`."""
+"""Builds the image of a project and pushes it, for `project build` and `project push`."""
 
 from __future__ import annotations
 

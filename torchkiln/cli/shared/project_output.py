@@ -1,4 +1,4 @@
-"""Prints what a project changes in its image, for `lock --project`."""
+"""Prints what a project changes in its image, for `project lock`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def show_project(found: LockedProject) -> None:
 
 
 def project_json(found: LockedProject) -> str:
-    """The object that `lock --project --json` prints."""
+    """The object that `project lock --json` prints."""
     lock = found.lock
     values: dict[str, Any] = {
         "name": lock.name,

@@ -1,15 +1,15 @@
-"""Defines --to of `build --project`, the options that go with it, and --watch."""
+"""Defines --to of `project push` and `project watch`, and the options that go with it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
-from torchkiln.cli.shared.options import options
+from torchkiln.cli.shared.options import Decorator, options, plain_http_option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,56 +22,39 @@ class PushTo:
     licence_confirmed: bool
 
 
-_OPTIONS = options(
-    click.option(
-        "--watch",
-        is_flag=True,
-        help="with --project: build again whenever the code changes, until Ctrl-C",
-    ),
-    click.option(
-        "--to",
-        "target",
-        metavar="REGISTRY/REPOSITORY",
-        help="with --project: also push the image there, as `torchkiln push` does",
-    ),
-    click.option(
-        "--tag",
-        "tags",
-        multiple=True,
-        metavar="NAME",
-        help="with --to: push under this tag; repeatable  [default: unproven-NAME]",
-    ),
-    click.option(
-        "--licence-confirmed",
-        is_flag=True,
-        help="with --to, for images built with --own-use: confirm that you have the right to distribute them",
-    ),
-)
+def push_to_options(*, required: bool = False) -> Decorator:
+    """The options; the command receives them together as `to`, None without --to."""
+    decorators = options(
+        click.option(
+            "--to",
+            "target",
+            required=required,
+            metavar="REGISTRY/REPOSITORY",
+            help="push the image there, as `torchkiln push` does",
+        ),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="NAME",
+            help="push under this tag; repeatable  [default: unproven-NAME]",
+        ),
+        plain_http_option,
+        click.option(
+            "--licence-confirmed",
+            is_flag=True,
+            help="for images built with --own-use: confirm that you have the right to distribute them",
+        ),
+    )
 
+    def decorate(command: Callable[..., Any]) -> Any:
+        @functools.wraps(command)
+        def with_push(*arguments: Any, **values: Any) -> Any:
+            given = {field.name: values.pop(field.name) for field in fields(PushTo)}
+            if not given["target"] and any(given.values()):
+                raise click.UsageError("--tag, --plain-http and --licence-confirmed require --to")
+            return command(*arguments, to=PushTo(**given) if given["target"] else None, **values)
 
-def push_to_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; *command* receives `watch`, and the others together as `to`, None without --to."""
+        return decorators(with_push)
 
-    @functools.wraps(command)
-    def with_push(
-        *arguments: Any,
-        target: str | None,
-        tags: tuple[str, ...],
-        plain_http: bool,
-        licence_confirmed: bool,
-        **values: Any,
-    ) -> Any:
-        if values["watch"] and values["project"] is None:
-            raise click.UsageError("--watch requires --project")
-        if target and values["project"] is None:
-            raise click.UsageError("--to requires --project; for another image: torchkiln push TAG --to …")
-        for option, given in (("--tag", tags), ("--licence-confirmed", licence_confirmed)):
-            if given and not target:
-                raise click.UsageError(f"{option} requires --to")
-        to = None
-        if target:
-            to = PushTo(target=target, tags=tags, plain_http=plain_http, licence_confirmed=licence_confirmed)
-        return command(*arguments, to=to, plain_http=plain_http and not target, **values)
-
-    decorated: Callable[..., Any] = _OPTIONS(with_push)
-    return decorated
+    return decorate

@@ -1,4 +1,4 @@
-"""Pushes the images that `build --project` makes to one repository."""
+"""Pushes the images that `project push` and `project watch` makes to one repository."""
 
 from __future__ import annotations
 

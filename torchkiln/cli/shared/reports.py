@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.keys import NamedKey, public_keys
+from torchkiln.attest.keys import NamedKey, private_key, public_keys
 from torchkiln.attest.roles import keys_for, role_named
-from torchkiln.cli.shared.options import EXISTING_FILE, FILE, options, suite_option
+from torchkiln.cli.shared.options import EXISTING_FILE, FILE, gathered, suite_option
 from torchkiln.cli.shared.tables import paragraph
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
@@ -55,11 +55,20 @@ class ReportFiles:
     as_json: bool  # print the whole report on stdout, not only the verdict
 
 
-report_options = options(
-    click.option("--report", "report_file", type=FILE, help="write the report, JSON"),
+report_options = gathered(
+    "files",
+    ReportFiles,
+    click.option("--report", type=FILE, help="write the report, JSON"),
     click.option("--junit", type=FILE, help="write JUnit XML"),
     click.option("--markdown", type=FILE, help="write a summary for a CI page"),
     click.option("--json", "as_json", is_flag=True, help="print the whole report as JSON"),
+)
+key_option = click.option(
+    "--key",
+    "key_file",
+    type=EXISTING_FILE,
+    metavar="KEY.pem",
+    help="with --report: also write a signed report beside it",
 )
 trust = click.option(
     "--trust",
@@ -108,10 +117,7 @@ def read(
     run_file: Path,
     suite_folder: Path | None,
     when: str | None,
-    report_file: Path | None,
-    junit: Path | None,
-    markdown: Path | None,
-    as_json: bool,
+    files: ReportFiles,
 ) -> None:
     """Make a report from the output of `smoke_tests/runner.py`, run without an image.
 
@@ -121,7 +127,7 @@ def read(
     demand(when, "when")
     output = read_given(run_file, forms.LIMIT, hint="name the file with runner.py's stdout")
     report = of_environment(output, load_suite(suite_folder), when=when, name=run_file.name)
-    publish(report, ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json))
+    publish(report, files)
     forms.demand_pass(report)
 
 
@@ -142,6 +148,14 @@ def publish(
         write_atomic(to.markdown, forms.to_markdown(report).encode())
     show_lines(report, printed)
     click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
+
+
+def key_of(key_file: Path | None, files: ReportFiles, nonce: str | None) -> PrivateKey | None:
+    """The key that signs the report; it is read before the run, which may take long."""
+    if key_file and not files.report:
+        raise ConfigError("--key requires --report", hint="add --report report.json")
+    demand(nonce, "nonce")
+    return private_key(key_file) if key_file else None
 
 
 def show_lines(report: SmokeReport, printed: Collection[Finding]) -> None:

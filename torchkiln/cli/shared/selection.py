@@ -148,7 +148,7 @@ def _refuse_with(_context: click.Context, _option: click.Parameter, values: tupl
     if values:
         raise ConfigError(
             f"--with {values[0]}: this option was removed; a project adds packages to an image",
-            hint="add the packages to DIR/requirements.txt, and use --project DIR (see docs/projects.md);"
+            hint="add the packages to DIR/requirements.txt, and use torchkiln project (see docs/projects.md);"
             " examples/projects has examples for transformers, flash-attn and conda",
         )
 

@@ -128,7 +128,7 @@ class BuildSmoke:
             folder=folder, needs=needs, lock=lock, cell=cell, settings=source.settings
         )
         checks = ProjectChecks(gpus="all" if tier_here(Policy()) else None)
-        lines = SmokeLines(quiet=self.context.quiet, again=f"torchkiln smoke --project {folder}")
+        lines = SmokeLines(quiet=self.context.quiet, again=f"torchkiln project smoke {folder}")
 
         def run() -> SmokeReport:
             repository, days = (lambda: matrix.repository), matrix.policy.age

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from torchkiln.attest.keys import NamedKey, policy_keys, private_key, public_keys
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, options
+from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, gathered, options
 from torchkiln.cli.shared.reports import named_keys
 from torchkiln.errors import ConfigError
 from torchkiln.util.places import MATRIX
@@ -137,7 +137,17 @@ def _is_same(a: Path, b: Path) -> bool:
         return False
 
 
-signing_options = options(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signing:
+    """The values of --key and --keyless."""
+
+    key_file: Path | None
+    keyless: bool
+
+
+signing_options = gathered(
+    "signing",
+    Signing,
     click.option(
         "--key", "key_file", type=EXISTING_FILE, metavar="KEY.pem", help="sign with this private key"
     ),
@@ -145,7 +155,7 @@ signing_options = options(
 )
 
 
-def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Signer:
+def signer_of(signing: Signing, *, demanded: bool) -> Signer:
     """The signer that the options name.
 
     :param demanded: whether the policy requires signatures.
@@ -153,11 +163,11 @@ def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Signer
     """
     from torchkiln.attest.signers import ByKey, Unsigned
 
-    if key_file and keyless:
+    if signing.key_file and signing.keyless:
         raise ConfigError("--key cannot be used with --keyless", hint="use one of them")
-    if key_file:
-        return ByKey(private_key(key_file))
-    if keyless:
+    if signing.key_file:
+        return ByKey(private_key(signing.key_file))
+    if signing.keyless:
         from torchkiln.attest.keyless import Keyless
 
         job = Keyless.of_this_job()

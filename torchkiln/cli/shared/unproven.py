@@ -1,4 +1,4 @@
-"""Pushes an image without the gate, for `push` and `build --project`."""
+"""Pushes an image without the gate, for `push` and `project push`."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def ensure_apt(
         raise BuildFailed(
             f"{_WHAT} is not the locked one: {mismatch(blob_of(apt), made.blob)}; the output of"
             " a package's script differs on each run, or with other versions of mmdebstrap, apt or dpkg",
-            hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
+            hint="lock the project again on this machine: torchkiln project lock DIR --upgrade; or build it"
             " on the machine that locked it",
         )
     return replace(apt, base=layers.base.digest, tools=layers.tools_digest, **asdict(made.blob))
@@ -140,7 +140,7 @@ def _made(
         raise BuildFailed(
             lacking,
             hint=f"take packages from a vault (--vault), or set {mirrors}, or {SNAPSHOT}; or restore"
-            f" {APT_EFFECTS}; or lock the present packages: torchkiln lock --project DIR --upgrade",
+            f" {APT_EFFECTS}; or lock the present packages: torchkiln project lock DIR --upgrade",
         )
     return _installed(apt.requested, apt.debs, layers, store, environ, report)
 
@@ -259,7 +259,7 @@ def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> N
     if changes := (*package_changes(layers.packages, kept), *package_changes(packages_of(debs), added)):
         raise BuildFailed(
             f"{_WHAT} does not have the locked packages:\n" + "\n".join(f"  {change}" for change in changes),
-            hint="lock the project again: torchkiln lock --project DIR --upgrade",
+            hint="lock the project again: torchkiln project lock DIR --upgrade",
         )
 
 

@@ -65,7 +65,7 @@ def project_image(image: ImageOnDisk, layout: Path, images: Path, store: Store) 
     """
     account = account_of(image)
     found = open_layout(layout)
-    hint = f"build the project again: torchkiln build --project DIR --output {layout}"
+    hint = f"build the project again: torchkiln project build DIR --output {layout}"
     if account.parent_image not in {entry["digest"] for entry in found.entries()}:
         below = f"{printable(account.parent)}@{account.parent_image[:19]}"
         raise ConfigError(f"{layout}: no such image: {below}, the parent of {image.ref}", hint=hint)

@@ -1,4 +1,4 @@
-"""Implements `smoke --project`: runs the checks of a project in its image, and makes the report.
+"""Implements `project smoke`: runs the checks of a project in its image, and makes the report.
 
 The image must be the one that was built from the project's lock. torch is not checked, because its layers are
 those of the parent image, and the reports of the parent image prove them.
@@ -193,7 +193,7 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
     :raises ConfigError: there is no such image, or it is not the image of a project.
     :raises Stale: it was built from another lock, or with another test.
     """
-    name, build = project.lock.name, f"run: torchkiln build --project {project.folder}"
+    name, build = project.lock.name, f"run: torchkiln project build {project.folder}"
     found = open_layout(layout)
     if name not in found.refs():
         raise ConfigError(f"{layout}: no image of the project: {name!r}", hint=build)

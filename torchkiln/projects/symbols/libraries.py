@@ -42,7 +42,7 @@ def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[
         raise Unresolvable(
             "\n".join(lines),
             hint=f"use another release of {names}; if the package works without these libraries:"
-            f" lock --project DIR --allow-missing {next(iter(packages))}",
+            f" project lock DIR --allow-missing {next(iter(packages))}",
         )
     return found.unread
 

@@ -1,0 +1,400 @@
+"""`torchkiln project`: locks, builds, tests and pushes the image of a project."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.groups import Group
+from torchkiln.cli.shared.options import (
+    FOLDER,
+    gathered,
+    images_folder,
+    json_option,
+    layout_option,
+    mirror_option,
+    options,
+    quiet_option,
+    vault_option,
+)
+from torchkiln.cli.shared.project import project_cell
+from torchkiln.cli.shared.push_to import PushTo, push_to_options
+from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
+from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
+from torchkiln.cli.shared.selection import CellOptions, cell_selection, selection_for_running
+from torchkiln.errors import Stale
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
+from torchkiln.projects.choice import Choice, choice_of
+from torchkiln.projects.file import FILE, load_project
+
+if TYPE_CHECKING:
+    from torchkiln.locks.folder import LockFolder
+    from torchkiln.projects.ready import ProjectRequest
+
+
+@click.group("project", cls=Group)
+def project() -> None:
+    """Lock, build, test and push the image of a project: its packages and code on the image of a cell.
+
+    DIR is the folder of the project  [default: the current folder]. The first command selects the cell; then
+    it is in the project's lock, DIR/torchkiln.lock.json.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """The values of --extra and --group."""
+
+    extras: tuple[str, ...]
+    groups: tuple[str, ...]
+
+    @property
+    def choice(self) -> Choice | None:
+        """None: neither option was used; then the lock decides."""
+        return choice_of(self.extras, self.groups) if self.extras or self.groups else None
+
+
+_folder = click.argument("folder", type=FOLDER, metavar="[DIR]", default=".")
+_extras_and_groups = gathered(
+    "wanted",
+    _Chosen,
+    click.option(
+        "--extra",
+        "extras",
+        multiple=True,
+        metavar="NAME",
+        help="also the packages of this extra  [default: those of the project's lock]",
+    ),
+    click.option(
+        "--group",
+        "groups",
+        multiple=True,
+        metavar="NAME",
+        help="also the packages of this dependency group  [default: those of the project's lock]",
+    ),
+)
+_allow_missing = click.option(
+    "--allow-missing",
+    multiple=True,
+    metavar="LIBRARY|PACKAGE",
+    help="allow this library (libtbb.so.12), or every library that this package needs, to be missing"
+    "  [default: those of the project's lock]",
+)
+
+
+@project.command("lock")
+@_folder
+@cell_selection
+@_extras_and_groups
+@click.option(
+    "--upgrade",
+    multiple=True,
+    is_flag=False,
+    flag_value="*",
+    metavar="[PACKAGE]",
+    help="upgrade this package, or without a name every package, to the newest version that fits",
+)
+@_allow_missing
+@click.option("--check", is_flag=True, help="only check whether the lock is stale (exit 5)")
+@click.option(
+    "--as-of", metavar="DATE", help="ignore packages uploaded on this day (UTC) or later  [default: today]"
+)
+@mirror_option
+@images_folder
+@json_option
+def lock(
+    folder: Path,
+    chosen: CellOptions,
+    wanted: _Chosen,
+    upgrade: tuple[str, ...],
+    allow_missing: tuple[str, ...],
+    check: bool,
+    as_of: str | None,
+    images: Path,
+    as_json: bool,
+) -> None:
+    """Lock the packages of the project into DIR/torchkiln.lock.json; print its name.
+
+    A lock that exists keeps its versions unless --upgrade is used. Prints the packages that change.
+    """
+    from torchkiln.projects.ready import ProjectRequest
+
+    cell, locks = project_cell(chosen, folder, images)
+    request = ProjectRequest(
+        folder=folder,
+        cell=cell,
+        choice=wanted.choice,
+        as_of=as_of,
+        upgrade=upgrade,
+        may_lack=tuple(filter(None, allow_missing)) if allow_missing else None,
+    )
+    if check and as_json:
+        raise click.UsageError("--check prints no JSON")
+    if check:
+        _check(request, locks)
+    else:
+        _lock(request, locks, as_json=as_json)
+
+
+def _lock(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
+    from torchkiln.cli.shared.console import open_cache
+    from torchkiln.cli.shared.lock_output import LockOutput, say
+    from torchkiln.cli.shared.project_output import project_json, show_project
+    from torchkiln.projects.apt.wanted_packages import save_locked
+    from torchkiln.projects.locking import lock_folder
+    from torchkiln.projects.sources.sdist import SandboxedBuilder
+
+    store = open_cache()
+    with LockOutput().reporting() as report:
+        builder = SandboxedBuilder(store=store, report=report, locate=locks.matrix.locate)
+        found = lock_folder(request, locks, store, environ=os.environ, builder=builder, report=report)
+    show_project(found)
+    path = save_locked(request.folder, found.lock, store)
+    say(f"wrote {path}")
+    click.echo(project_json(found) if as_json else found.lock.name)
+
+
+def _check(request: ProjectRequest, locks: LockFolder) -> None:
+    from torchkiln.base.remake import APT_EFFECTS, committed_effects
+    from torchkiln.cli.shared.console import open_cache
+    from torchkiln.cli.shared.lock_output import say
+    from torchkiln.projects.freshness import require_fresh_project
+    from torchkiln.projects.ready import fresh_parent, needs_of
+
+    lock = load_project(request.folder)
+    if lock is None:
+        raise Stale(
+            f"{request.folder}: the project is not locked yet",
+            hint=f"run: torchkiln project lock {request.folder}",
+        )
+    parent = fresh_parent(locks, request.cell, os.environ)
+    needs = needs_of(request.folder, parent, open_cache(), request.chosen(lock))
+    require_fresh_project(request.folder, lock, needs, parent)
+    effects = request.folder / APT_EFFECTS
+    if lock.apt and effects.exists() and committed_effects(request.folder, lock.apt) is None:
+        raise Stale(
+            f"{effects}: it was made for another lock of the project",
+            hint=f"run: torchkiln project lock {request.folder} --upgrade",
+        )
+    say("1 fresh")
+
+
+_build_options = options(
+    _folder,
+    cell_selection,
+    _extras_and_groups,
+    images_folder,
+    layout_option("the OCI layout to build into; images in it share blobs"),
+    click.option(
+        "--layer-format",
+        type=click.Choice(LAYER_FORMATS),
+        default=DEFAULT_FORMAT,
+        show_default=True,
+        help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
+    ),
+    click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"),
+    mirror_option,
+    vault_option,
+    json_option,
+    quiet_option,
+)
+_smoke_option = click.option(
+    "--smoke/--no-smoke",
+    default=None,
+    envvar="TORCHKILN_SMOKE",
+    help="run the checks in the image, or none; exit 10 if one fails. --smoke: it is also an error if this"
+    " host cannot run them  [default: run them if the host can]",
+)
+
+
+@project.command("build")
+@_build_options
+@_smoke_option
+def build(
+    folder: Path,
+    chosen: CellOptions,
+    wanted: _Chosen,
+    images: Path,
+    output: Path,
+    layer_format: LayerFormat,
+    locked: bool,
+    as_json: bool,
+    quiet: bool,
+    smoke: bool | None,
+) -> None:
+    """Build the image of the project, run its checks, and print its digest; it has the project's name.
+
+    The lock is written if it is missing.
+    """
+    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
+    found.build(None, smoke)
+
+
+@project.command("push")
+@_build_options
+@_smoke_option
+@push_to_options(required=True)
+def push(
+    folder: Path,
+    chosen: CellOptions,
+    wanted: _Chosen,
+    images: Path,
+    output: Path,
+    layer_format: LayerFormat,
+    locked: bool,
+    as_json: bool,
+    quiet: bool,
+    smoke: bool | None,
+    to: PushTo,
+) -> None:
+    """Build the image of the project, run its checks, and push it without the gate; print its reference."""
+    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
+    found.build(to, smoke)
+
+
+@project.command("watch")
+@_build_options
+@push_to_options()
+def watch(
+    folder: Path,
+    chosen: CellOptions,
+    wanted: _Chosen,
+    images: Path,
+    output: Path,
+    layer_format: LayerFormat,
+    locked: bool,
+    as_json: bool,
+    quiet: bool,
+    to: PushTo | None,
+) -> None:
+    """Build the image of the project again whenever its code changes, until Ctrl-C; with --to push it.
+
+    Prints a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
+    """
+    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
+    found.watch(to)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The values of the options that `build`, `push` and `watch` share."""
+
+    folder: Path
+    chosen: CellOptions
+    wanted: _Chosen
+    images: Path
+    output: Path
+    layer_format: LayerFormat
+    locked: bool
+    as_json: bool
+    quiet: bool
+
+    def build(self, to: PushTo | None, smoke: bool | None) -> None:
+        from torchkiln.cli.shared.project_build import build_and_push
+        from torchkiln.cli.shared.smoke_output import BuildSmoke
+        from torchkiln.engine.build import BuildOptions
+
+        request, locks, context = self._request()
+        options = BuildOptions(sources=context.sources, layer_format=self.layer_format)
+        tests = None if smoke is False else BuildSmoke(context, demanded=bool(smoke))
+        result, error = build_and_push(request, locks, context, self.output.absolute(), options, to, tests)
+        printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
+        click.echo(json.dumps(result) if self.as_json else printed)
+        if error:
+            raise error
+
+    def watch(self, to: PushTo | None) -> None:
+        from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
+        from torchkiln.engine.build import BuildOptions
+
+        request, locks, context = self._request()
+        options = BuildOptions(sources=context.sources, layer_format=self.layer_format)
+        watch_in(WatchRequest(request, self.output.absolute(), options, to, self.as_json), locks, context)
+
+    def _request(self) -> tuple[ProjectRequest, LockFolder, BuildContext]:
+        from torchkiln.projects.ready import ProjectRequest
+
+        cell, locks = project_cell(self.chosen, self.folder, self.images)
+        request = ProjectRequest(folder=self.folder, cell=cell, choice=self.wanted.choice)
+        return request, locks, BuildContext(locks.matrix, locks.facts, self.images, self.locked, self.quiet)
+
+
+@project.command("smoke")
+@_folder
+@selection_for_running
+@images_folder
+@layout_option()
+@run_on_options
+@click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
+@click.option(
+    "--limit",
+    type=float,
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="the time limit for each check",
+)
+@_allow_missing
+@key_option
+@click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
+@report_options
+def smoke(
+    folder: Path,
+    chosen: CellOptions,
+    images: Path,
+    output: Path,
+    on: RunOn,
+    only: tuple[str, ...],
+    limit: float,
+    allow_missing: tuple[str, ...],
+    key_file: Path | None,
+    nonce: str | None,
+    files: ReportFiles,
+) -> None:
+    """Run the checks of the project in its image, by default without a GPU; print the verdict.
+
+    The checks, also for --only: import imports the packages, pip-check runs `pip check`, linkage looks for
+    each shared library that a library needs, and test runs the test of torchkiln.toml, if any. Exits with 10
+    if the image fails a check, with 11 if the host cannot run them.
+    """
+    from torchkiln.cli.shared.console import open_cache
+    from torchkiln.cli.shared.smoke_output import SmokeLines
+    from torchkiln.projects.freshness import require_fresh_project
+    from torchkiln.projects.read import demand_folder
+    from torchkiln.projects.ready import fresh_parent, needs_of
+    from torchkiln.projects.settings import read_settings
+    from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
+    from torchkiln.smoke.report import demand_pass
+
+    checks = ProjectChecks(
+        only=only,
+        may_lack=allow_missing,
+        limit_s=limit,
+        runtime=on.runtime,
+        shm_size=on.shm_bytes,
+        gpus=on.gpus,
+        nonce=nonce,
+    )
+    key = key_of(key_file, files, nonce)
+    demand_folder(folder)
+    if (lock := load_project(folder)) is None:
+        raise Stale(
+            f"{folder / FILE}: no such file: the project is not locked yet",
+            hint=f"run: torchkiln project build {folder} --torch X --cuda Y",
+        )
+    cell, locks = project_cell(chosen, folder, images)
+    store, settings = open_cache(), read_settings(folder)
+    parent = fresh_parent(locks, cell, os.environ)
+    needs = needs_of(folder, parent, store, choice_of(lock.extras, lock.groups))
+    require_fresh_project(folder, lock, needs, parent)
+    locked = LockedProjectFolder(folder=folder, needs=needs, lock=lock, cell=parent, settings=settings)
+    lines = SmokeLines()
+    report = check_project(locked, output, checks, store, lines, lambda: chosen.grid()[0].repository)
+    publish(report, files, key, printed=lines.printed)
+    demand_pass(report)
