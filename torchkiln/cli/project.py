@@ -19,7 +19,6 @@ from torchkiln.cli.shared.options import (
     json_option,
     layout_option,
     mirror_option,
-    options,
     quiet_option,
     vault_option,
 )
@@ -62,7 +61,7 @@ class _Chosen:
 
 _folder = click.argument("folder", type=FOLDER, metavar="[DIR]", default=".")
 _extras_and_groups = gathered(
-    "wanted",
+    "extra",
     _Chosen,
     click.option(
         "--extra",
@@ -111,7 +110,7 @@ _allow_missing = click.option(
 def lock(
     folder: Path,
     chosen: CellOptions,
-    wanted: _Chosen,
+    extra: _Chosen,
     upgrade: tuple[str, ...],
     allow_missing: tuple[str, ...],
     check: bool,
@@ -129,7 +128,7 @@ def lock(
     request = ProjectRequest(
         folder=folder,
         cell=cell,
-        choice=wanted.choice,
+        choice=extra.choice,
         as_of=as_of,
         upgrade=upgrade,
         may_lack=tuple(filter(None, allow_missing)) if allow_missing else None,
@@ -185,109 +184,13 @@ def _check(request: ProjectRequest, locks: LockFolder) -> None:
     say("1 fresh")
 
 
-_build_options = options(
-    _folder,
-    cell_selection,
-    _extras_and_groups,
-    images_folder,
-    layout_option("the OCI layout to build into; images in it share blobs"),
-    click.option(
-        "--layer-format",
-        type=click.Choice(LAYER_FORMATS),
-        default=DEFAULT_FORMAT,
-        show_default=True,
-        help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
-    ),
-    click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"),
-    mirror_option,
-    vault_option,
-    json_option,
-    quiet_option,
-)
-_smoke_option = click.option(
-    "--smoke/--no-smoke",
-    default=None,
-    envvar="TORCHKILN_SMOKE",
-    help="run the checks in the image, or none; exit 10 if one fails. --smoke: it is also an error if this"
-    " host cannot run them  [default: run them if the host can]",
-)
-
-
-@project.command("build")
-@_build_options
-@_smoke_option
-def build(
-    folder: Path,
-    chosen: CellOptions,
-    wanted: _Chosen,
-    images: Path,
-    output: Path,
-    layer_format: LayerFormat,
-    locked: bool,
-    as_json: bool,
-    quiet: bool,
-    smoke: bool | None,
-) -> None:
-    """Build the image of the project, run its checks, and print its digest; it has the project's name.
-
-    The lock is written if it is missing.
-    """
-    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
-    found.build(None, smoke)
-
-
-@project.command("push")
-@_build_options
-@_smoke_option
-@push_to_options(required=True)
-def push(
-    folder: Path,
-    chosen: CellOptions,
-    wanted: _Chosen,
-    images: Path,
-    output: Path,
-    layer_format: LayerFormat,
-    locked: bool,
-    as_json: bool,
-    quiet: bool,
-    smoke: bool | None,
-    to: PushTo,
-) -> None:
-    """Build the image of the project, run its checks, and push it without the gate; print its reference."""
-    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
-    found.build(to, smoke)
-
-
-@project.command("watch")
-@_build_options
-@push_to_options()
-def watch(
-    folder: Path,
-    chosen: CellOptions,
-    wanted: _Chosen,
-    images: Path,
-    output: Path,
-    layer_format: LayerFormat,
-    locked: bool,
-    as_json: bool,
-    quiet: bool,
-    to: PushTo | None,
-) -> None:
-    """Build the image of the project again whenever its code changes, until Ctrl-C; with --to push it.
-
-    Prints a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
-    """
-    found = _Wanted(folder, chosen, wanted, images, output, layer_format, locked, as_json, quiet)
-    found.watch(to)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Build:
     """The values of the options that `build`, `push` and `watch` share."""
 
     folder: Path
     chosen: CellOptions
-    wanted: _Chosen
+    extra: _Chosen
     images: Path
     output: Path
     layer_format: LayerFormat
@@ -321,8 +224,69 @@ class _Wanted:
         from torchkiln.projects.ready import ProjectRequest
 
         cell, locks = project_cell(self.chosen, self.folder, self.images)
-        request = ProjectRequest(folder=self.folder, cell=cell, choice=self.wanted.choice)
+        request = ProjectRequest(folder=self.folder, cell=cell, choice=self.extra.choice)
         return request, locks, BuildContext(locks.matrix, locks.facts, self.images, self.locked, self.quiet)
+
+
+_build_options = gathered(
+    "project",
+    _Build,
+    _folder,
+    cell_selection,
+    _extras_and_groups,
+    images_folder,
+    layout_option("the OCI layout to build into; images in it share blobs"),
+    click.option(
+        "--layer-format",
+        type=click.Choice(LAYER_FORMATS),
+        default=DEFAULT_FORMAT,
+        show_default=True,
+        help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
+    ),
+    click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"),
+    mirror_option,
+    vault_option,
+    json_option,
+    quiet_option,
+)
+_smoke_option = click.option(
+    "--smoke/--no-smoke",
+    default=None,
+    envvar="TORCHKILN_SMOKE",
+    help="run the checks in the image, or none; exit 10 if one fails. --smoke: it is also an error if this"
+    " host cannot run them  [default: run them if the host can]",
+)
+
+
+@project.command("build")
+@_build_options
+@_smoke_option
+def build(project: _Build, smoke: bool | None) -> None:
+    """Build the image of the project, run its checks, and print its digest; it has the project's name.
+
+    The lock is written if it is missing.
+    """
+    project.build(None, smoke)
+
+
+@project.command("push")
+@_build_options
+@_smoke_option
+@push_to_options(required=True)
+def push(project: _Build, smoke: bool | None, to: PushTo) -> None:
+    """Build the image of the project, run its checks, and push it without the gate; print its reference."""
+    project.build(to, smoke)
+
+
+@project.command("watch")
+@_build_options
+@push_to_options()
+def watch(project: _Build, to: PushTo | None) -> None:
+    """Build the image of the project again whenever its code changes, until Ctrl-C; with --to push it.
+
+    Prints a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
+    """
+    project.watch(to)
 
 
 @project.command("smoke")
