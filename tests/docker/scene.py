@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests import forked, parity
 from tests.archive_proxy import held_archive
 from tests.cells import small_wheels
 from tests.once import once
@@ -51,6 +51,10 @@ class Scene:
         """`build --torch 2.7 --cuda 12.1 ...` as a user types it."""
         cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(self.images))
         return self.command("build", *cell, *arguments, **environ)
+
+    def parity(self, a: str, b: str) -> parity.Compared:
+        """The differences of *a* and *b*, each an image of `dist` or `docker:NAME`, file by file."""
+        return parity.compare(a, b, self.images.parent / "dist", self.settings(), parity.allowed())
 
     def publish(self, target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`publish TAG` under the tag `trial`, with an override of the gate."""

@@ -16,13 +16,11 @@ from tests.planned import MATRIX
 from tests.servers.cuda_archives import facts_from, write_small
 from torchkiln.locks.lock import inputs_digest, load_locked, save
 from torchkiln.store.store import Store
-from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the base
 
 DEVEL = TAG.replace("runtime", "devel")
 NAME, THEIRS = f"pytorch-cuda:{DEVEL}", "devel:theirs"
-LIST = str(ROOT / "torchkiln/data/parity.yaml")
 # The folder of NVIDIA's installer for each folder of its archives; written without torchkiln's table.
 MOVED = {
     "include": "targets/x86_64-linux/include",
@@ -76,13 +74,9 @@ def kiln(scene: Scene, folder: Path, command: str, *arguments: str) -> subproces
 
 
 def test_both_engines_give_the_same_image(scene: Scene, devel: Path) -> None:
-    ran = scene.command(
-        "diff", "--json", "--exit-code", "--files", "--allow", LIST, f"docker:{THEIRS}", DEVEL
-    )
+    found = scene.parity(f"docker:{THEIRS}", DEVEL)
 
-    assert ran.returncode == 0, ran.stderr
-    result = json.loads(ran.stdout)
-    assert result["differences"] == result["idle"] == []
+    assert found.left == found.idle == ()
 
 
 def test_the_toolkit_has_the_files_of_the_archives(scene: Scene, devel: Path, tmp_path: Path) -> None:

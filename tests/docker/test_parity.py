@@ -1,4 +1,4 @@
-"""Both engines give the same image according to `diff --files`; and the output of `diff` for two images."""
+"""Both engines give the same image, file by file; and the output of `diff` for two images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from tests.docker.scene import NAME, TAG, Scene
-from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the base
 
 THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"
-LIST = str(ROOT / "torchkiln/data/parity.yaml")
 SITE = "opt/venv/lib/python3.11/site-packages"
 
 
@@ -41,11 +39,11 @@ def compared(scene: Scene, *arguments: str, code: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("ours", [f"docker:{OURS}", TAG], ids=["in the engine", "in the layout"])
 def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
     """Paths, attributes and settings are equal, except for the allow list, which has no unused entry."""
-    result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
+    result = both.parity(f"docker:{THEIRS}", ours)
 
-    assert result["b"]["paths"] > 5_000
-    assert result["differences"] == result["idle"] == []
-    assert {Path(difference["at"]).name for difference in result["allowed"]} == {
+    assert result.paths > 5_000
+    assert result.left == result.idle == ()
+    assert {Path(difference.at).name for difference in result.allowed} == {
         "INSTALLER",
         "REQUESTED",
         "RECORD",
@@ -84,39 +82,22 @@ PLANTS = {
 
 
 def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
-    """A Dockerfile adds one difference of each kind to the image. `diff` reports exactly these."""
+    """A Dockerfile adds one difference of each kind to the image. Exactly these are found."""
     (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *PLANTS, ""]))
     both.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
 
-    result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{PLANTED}", code=1)
+    result = both.parity(f"docker:{THEIRS}", f"docker:{PLANTED}")
 
-    found = {
-        (difference["at"], difference["what"]): (difference["a"], difference["b"])
-        for difference in result["differences"]
-    }
+    found = {(one.at, one.what): (one.a, one.b) for one in result.left}
     plants = [plant for plants in PLANTS.values() for plant in plants]
     for at, what, a, b in plants:
         assert (at, what) in found, found
         assert all(re.fullmatch(want, got) for want, got in zip((a, b), found[at, what], strict=True)), found
-    assert len(result["differences"]) == len(plants), found
-
-
-def test_text_output(both: Scene) -> None:
-    """One line for each difference on stdout, the summary on stderr; exit code 0 without --exit-code."""
-    ran = both.command("diff", "--files", f"docker:{THEIRS}", TAG)
-
-    assert ran.returncode == 0
-    lines = ran.stdout.splitlines()
-    assert f"/{SITE}/torch-1.0.dist-info/REQUESTED: only in A (file 0644 0:0)" in lines
-    assert re.search(
-        rf"/{SITE}/torch-1.0.dist-info/INSTALLER: content: 4 bytes, sha256:\S+ → \d+ bytes", ran.stdout
-    )
-    last = ran.stderr.splitlines()[-1]  # lines of progress come first
-    assert re.fullmatch(rf"torchkiln: \d+ paths: {len(lines)} differences, 0 more are allowed", last)
+    assert len(result.left) == len(plants), found
 
 
 def test_reading_an_engine_leaves_nothing_there(both: Scene) -> None:
-    """Neither the exported container nor its volume is left."""
+    """No container and no volume is left."""
 
     def there() -> tuple[str, str]:
         of_image = ("--filter", f"ancestor={OURS}")
@@ -124,16 +105,8 @@ def test_reading_an_engine_leaves_nothing_there(both: Scene) -> None:
         return both.docker("ps", "-aq", *of_image), both.docker("volume", "ls", "-q", *unused)
 
     before = there()
-    compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{OURS}")
+    compared(both, f"docker:{THEIRS}", f"docker:{OURS}", code=1)
     assert there() == before
-
-
-def test_an_entry_that_allows_nothing_is_reported(both: Scene, tmp_path: Path) -> None:
-    (tmp_path / "list.yaml").write_text("- {path: opt/nowhere, what: mode, reason: it was there once}\n")
-    ran = both.command("diff", "--files", "--exit-code", "--allow", str(tmp_path / "list.yaml"), TAG, TAG)
-
-    assert (ran.returncode, ran.stdout) == (0, "")
-    assert "list.yaml: not needed: mode at opt/nowhere" in ran.stderr
 
 
 def test_layers_uninstalled_packages_and_settings(both: Scene, tmp_path: Path) -> None:
@@ -178,10 +151,7 @@ def test_an_image_is_the_same_as_itself_in_the_engine(both: Scene) -> None:
     ("arguments", "code", "words"),
     [
         (("docker:nowhere:1", TAG), 2, "nowhere:1: no such image in the engine at"),
-        (("--files", TAG, "docker:nowhere:1"), 2, "nowhere:1: no such image in the engine at"),
         ((TAG, "2.7.1-cuda12.1"), 2, "did you mean 2.7-cuda12.1-"),
-        (("--allow", "x", TAG, TAG), 2, "--allow requires --files"),
-        (("--files", "--allow", "nowhere.yaml", TAG, TAG), 2, "nowhere.yaml: No such file"),
     ],
 )
 def test_bad_usage_is_named(both: Scene, arguments: tuple[str, ...], code: int, words: str) -> None:

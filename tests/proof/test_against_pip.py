@@ -9,7 +9,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import marshal
 import os
 import re
@@ -26,6 +25,7 @@ from typing import Any
 import pytest
 
 from tests.needs import needs_namespaces, nightly
+from tests.parity import allowed, compare
 from tests.proof.headline import NAME, SITE, TAG
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.root import cache_root
@@ -133,16 +133,14 @@ def in_metadata(path: str) -> bool:
 
 @nightly  # tests/docker/test_parity.py compares a small image
 def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
-    """`diff --files` finds no difference except those of the allow list and a few .pyc files."""
-    argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]
-    argv += ["--output", image["layout"], f"docker:{NAME}", image["ref"]]
-    result = json.loads(kiln(argv, by_docker))
+    """No file differs except those of the allow list and a few .pyc files."""
+    found = compare(f"docker:{NAME}", image["ref"], Path(image["layout"]), by_docker, allowed())
 
-    other_paths = {difference["at"] for difference in result["differences"]}
+    other_paths = {difference.at for difference in found.left}
     assert {Path(path).suffix for path in other_paths} <= {".pyc"}
-    assert {difference["what"] for difference in result["differences"]} <= {"content"}
+    assert {difference.what for difference in found.left} <= {"content"}
     assert len(other_paths) <= MOST_PYC_THAT_DIFFER, other_paths
-    assert (result["idle"], result["b"]["paths"] > 50_000) == ([], True)
+    assert (found.idle, found.paths > 50_000) == ((), True)
 
 
 @nightly  # as above

@@ -135,18 +135,11 @@ for path in sorted(pathlib.Path("/opt/venv").rglob("*.pyc")):
 
 def test_both_engines_give_the_same_image(small: Scene) -> None:
     """The images are equal, except for references in .pyc files of Python 3.10 (see docs/systems.md)."""
-    allowed = ("--allow", str(ROOT / "torchkiln/data/parity.yaml"))
-    ran = small.command("diff", "--json", "--exit-code", "--files", *allowed, "docker:ubuntu:theirs", TAG)
+    found = small.parity("docker:ubuntu:theirs", TAG)
 
-    result = json.loads(ran.stdout)
-    unlike = [
-        difference
-        for difference in result["differences"]
-        if not difference["at"].endswith(".cpython-310.pyc")
-    ]
-    assert unlike == [], ran.stderr
-    assert {difference["what"] for difference in result["differences"]} <= {"content"}
-    assert result["b"]["paths"] > 5_000
+    assert [one for one in found.left if not one.at.endswith(".cpython-310.pyc")] == []
+    assert {difference.what for difference in found.left} <= {"content"}
+    assert found.paths > 5_000
     theirs, ours = (
         small.docker("run", "--rm", name, "python", "-c", _MEANING)
         for name in ("ubuntu:theirs", "ubuntu:ours")

@@ -199,7 +199,6 @@ COMMANDS_LAYOUTS = (
     ("verify", "layout:a"),
     ("run", "--output", "layout", "a", "--", "true"),
     ("diff", "a", "a", "--output", "layout"),
-    ("diff", "--files", "a", "a", "--output", "layout"),
     ("sbom", "a", "--output", "layout"),
     ("publish", "a", "--output", "layout", "--to", "127.0.0.1:9/team/app"),
 )

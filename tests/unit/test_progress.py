@@ -9,7 +9,7 @@ import random
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,16 +115,11 @@ def test_verify_prints_lines_on_a_terminal_without_escape_sequences(
 
 
 def test_what_diff_reads_is_reported(layout: Path) -> None:
-    """With --files, `diff` reads all layers of both images; otherwise, a shared layer only once."""
-    found = open_layout(layout)
-    for read in (
-        lambda seen, a, b: images.whole_images(a, b, lambda _: False, seen),
-        lambda seen, a, b: images.layered_images(a, b, seen),
-    ):
-        seen = Recorded()
-        read(seen, images.InLayout(found.image("a")), images.InLayout(found.image("b")))
-        assert seen.totals["read"] > 0
-        assert seen.done == seen.totals
+    """A shared layer is read once."""
+    found, seen = open_layout(layout), Recorded()
+    images.layered_images(images.InLayout(found.image("a")), images.InLayout(found.image("b")), seen)
+    assert seen.totals["read"] > 0
+    assert seen.done == seen.totals
 
 
 def test_diff_prints_lines_in_a_log_and_a_bar_on_a_terminal(layout: Path) -> None:
@@ -136,23 +131,20 @@ def test_diff_prints_lines_in_a_log_and_a_bar_on_a_terminal(layout: Path) -> Non
     assert "torchkiln: read " not in screen.raw
 
 
-@pytest.mark.parametrize("option", [(), ("--files",)], ids=["layers", "files"])
-def test_equal_digests_are_not_read(
-    layout: Path, option: Sequence[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_digests_are_not_read(layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here an image is compared with itself."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a layer is read")
 
     monkeypatch.setattr(images, "open_layer", never)
-    arguments = ["a", "a", "--output", str(layout), "--exit-code", *option]
+    arguments = ["a", "a", "--output", str(layout), "--exit-code"]
     done = CliRunner().invoke(diff, [*arguments, "--json"], catch_exceptions=False)
     text = CliRunner().invoke(diff, arguments, catch_exceptions=False)
 
     value: Any = json.loads(done.stdout)
     assert (done.exit_code, text.exit_code, value["same"]) == (0, 0, True)
-    assert ("no differences" if option else "the images are the same") in text.output
+    assert "the images are the same" in text.output
     other = CliRunner().invoke(diff, ["a", "b", "--output", str(layout)])
     assert isinstance(other.exception, AssertionError)
 

@@ -21,19 +21,12 @@ from tests.pushing import digests
 from tests.reports import IMAGE, LOCKED, SUITE, TAG, gpu, host, report, signed_report
 from tests.servers.registry_server import RegistryServer
 from tests.thin import thin_locked
-from torchkiln.cli.shared.diff_output import expected_text
-from torchkiln.compare.allowed import sift
-from torchkiln.compare.files import differences
-from torchkiln.compare.thin import expected
 from torchkiln.errors import GateRefused, KilnError, VerificationFailed
 from torchkiln.gate.gate import judge
 from torchkiln.locks.lock import save
 from torchkiln.matrix.policy import Policy
-from torchkiln.model.contents import TreeEntry, WholeImage
-from torchkiln.model.digest import Digest
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.plan.plan import IMAGE_JSON
-from torchkiln.publishing.catalog import CatalogEntry
 from torchkiln.publishing.licence import LABEL, demand_licence
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.cyclonedx import cyclonedx
@@ -242,100 +235,3 @@ def test_a_full_image_has_no_modified_part_and_another_serial_number() -> None:
     assert b"pedigree" not in cyclonedx(full)
     serials = {one.serial() for one in (full, bill(), bill(own_use=True))}
     assert len(serials) == 3
-
-
-# --- comparison -----------------------------------------------------------------------------------
-
-SITE = "opt/venv/lib/python3.11/site-packages"
-
-
-def tree(kept: str, torch: str, numpy: str = "n", nvidia: str = "v", own_use: str = "") -> WholeImage:
-    def file(sha256: str) -> TreeEntry:
-        return TreeEntry(kind="file", mode=0o755, owner=(0, 0), size=9, sha256=sha256 * 64)
-
-    return WholeImage(
-        tree={
-            f"{SITE}/torch/lib/libtorch_cuda.so": file(torch),
-            f"{SITE}/torch/version.py": file("p"),
-            f"{SITE}/numpy/core.so": file(numpy),
-            f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9": file(nvidia),
-            f"{SITE}/torchvision.libs/libnvjpeg.e5f2.so.12": file(nvidia),
-            f"{SITE}/torch-2.7.1.dist-info/RECORD": file(torch),
-            f"{SITE}/numpy-2.3.5.dist-info/RECORD": file(numpy),
-        },
-        settings={
-            name: value
-            for name, value in (("Labels torchkiln.gpus", kept), ("Labels torchkiln.own_use", own_use))
-            if value
-        },
-    )
-
-
-def lines(a: WholeImage, b: WholeImage) -> tuple[list[str], list[str]]:
-    """The unexpected differences, as paths of files, and the expected differences, as printed."""
-    entries = expected(a, b)
-    found = sift((one for one in differences(a, b) if one.what != "setting"), entries)
-    return [one.at for one in found.left], [*expected_text(found, entries)]
-
-
-def test_the_libraries_that_are_cut_are_expected_to_differ() -> None:
-    left, shown = lines(tree("", "a"), tree("9.0", "b"))
-    assert left == []
-    assert shown == [
-        f"/{SITE}/torch-2.7.1.dist-info/RECORD: content, as expected (it has the hashes of these libraries)",
-        f"/{SITE}/torch/lib/libtorch_cuda.so: content, as expected (device code: A keeps it for all GPUs"
-        " and B keeps it for 9.0)",
-    ]
-
-
-def test_no_other_file_is_expected_to_differ() -> None:
-    a = tree("", "a")
-    left, shown = lines(a, tree("9.0", "b", numpy="x", nvidia="x"))
-    assert (len(left), len(shown)) == (4, 2)
-    left, shown = lines(a, tree("9.0", "b", nvidia="x", own_use="true"))
-    assert (len(left), len(shown)) == (0, 4)
-    python = replace(
-        tree("9.0", "a"),
-        tree={
-            **a.tree,
-            f"{SITE}/torch/version.py": replace(a.tree[f"{SITE}/torch/version.py"], sha256="z" * 64),
-        },
-    )
-    assert lines(a, python)[0] == [f"{SITE}/torch/version.py"]
-    assert lines(a, tree("9.0", "a"))[1] == []
-
-
-def test_nothing_is_expected_between_images_for_the_same_gpus() -> None:
-    assert expected(tree("9.0", "a"), tree("9.0", "b")) == ()
-    assert expected(tree("", "a"), tree("", "b")) == ()
-
-
-# --- ls -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("version", "only_for", "own_use"),
-    [
-        (TAG, (), False),
-        (THIN, ("9.0",), False),
-        (f"{TAG}-sm80-sm90-ownuse", ("8.0", "9.0"), True),
-        ("", (), False),
-    ],
-)
-def test_the_catalog_knows_thin_images_by_their_tag(
-    version: str, only_for: tuple[str, ...], own_use: bool
-) -> None:
-    entry = CatalogEntry(
-        digest=Digest("sha256:" + "0" * 64),
-        tags=("a",),
-        version=version,
-        gpus=(),
-        cleared=True,
-        override="",
-        retracted="",
-        faults=(),
-    )
-    assert (entry.only_for, entry.own_use) == (only_for, own_use)
-    warnings = "; ".join(entry.warnings)
-    assert (f"only for capability {', '.join(only_for)}" in warnings) is bool(only_for)
-    assert ("for own use" in warnings) is own_use

@@ -1,7 +1,4 @@
-"""Reads an image from an OCI layout or a Docker engine, by files or by layers.
-
-From an engine, files are read with `docker export`, and layers with `docker save`.
-"""
+"""Reads the layers of an image from an OCI layout, or from a Docker engine with `docker save`."""
 
 from __future__ import annotations
 
@@ -12,23 +9,16 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
 from torchkiln.compare.docker_save import read_saved, stream_of, titles_of
-from torchkiln.compare.files import settings_of
+from torchkiln.compare.layers import settings_of
 from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
-from torchkiln.model.contents import Layer, LayerContents, LayeredImage, TreeEntry, WholeImage
+from torchkiln.model.contents import Layer, LayerContents, LayeredImage
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
-from torchkiln.oci.read_tar import DAMAGED, PathFilter, apply_layer, layer_contents
+from torchkiln.oci.read_tar import DAMAGED, PathFilter, layer_contents
 
-#: Paths that an engine creates in every container, and replaces if the image has them.
-ENGINE_PATHS = frozenset(
-    [
-        *(".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "proc", "sys"),
-        *("etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf"),
-    ]
-)
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 600  # seconds without data; an engine sends little while it packs layers
 _LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
@@ -37,31 +27,11 @@ _LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
 class ImageReader(Protocol):
     """Reads an image."""
 
-    @property
-    def as_container(self) -> bool:
-        """Whether `whole` contains ENGINE_PATHS."""
-
     def digest(self) -> str:
         """The digest of the image's manifest, or the engine's ID of the image."""
 
-    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
-        """All files, with the text of those that are *wanted*."""
-
     def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers; those in *known*, by diff_id, are not read again."""
-
-
-def whole_images(
-    a: ImageReader, b: ImageReader, wanted: PathFilter, observer: Observer
-) -> tuple[WholeImage, WholeImage]:
-    """Both images by files; without ENGINE_PATHS if only one side has them.
-
-    :raises KilnError: an image cannot be read.
-    """
-    left, right = a.whole(wanted, observer), b.whole(wanted, observer)
-    if a.as_container == b.as_container:
-        return left, right
-    return _as_image(left), _as_image(right)
 
 
 def same_digest(a: ImageReader, b: ImageReader) -> str | None:
@@ -95,27 +65,14 @@ class InLayout:
     """An image of an OCI layout. The digests of its layers are verified."""
 
     image: ImageOnDisk
-    as_container: bool = False
 
     def digest(self) -> str:
         return self.image.manifest
 
-    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
-        """All files, merged from the layers.
-
-        :raises VerificationFailed: a layer is damaged or does not match its diff_id.
-        """
-        tree: dict[str, TreeEntry] = {}
-        begin_reading(self.image.layers, observer)
-        for layer in self.image.layers:
-            with _opened(layer, observer) as stream:
-                apply_layer(tree, stream, wanted)
-        return WholeImage(tree=tree, settings=self._settings())
-
     def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers.
 
-        :raises VerificationFailed: as `whole`.
+        :raises VerificationFailed: a layer is damaged or does not match its diff_id.
         """
         titles = titles_of(self.image.config, len(self.image.layers))
         layers = []
@@ -139,29 +96,11 @@ class InEngine:
 
     name: str
     engine: Engine
-    as_container: bool = True
 
     def digest(self) -> str:
         with self._api() as client:
             found: str = client.inspect_image(self.name)["Id"]
         return found
-
-    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
-        """All files, as in a new container.
-
-        :raises ConfigError: there is no such image.
-        :raises ToolMissing: the engine cannot be reached or fails.
-        """
-        tree: dict[str, TreeEntry] = {}
-        with self._api() as client:
-            description = client.inspect_image(self.name)
-            container = client.create_container(self.name, entrypoint=["true"])["Id"]
-            try:
-                with stream_of(_counted(client.export(container), description, observer)) as stream:
-                    apply_layer(tree, stream, wanted)
-            finally:
-                client.remove_container(container, force=True, v=True)
-        return WholeImage(tree=tree, settings=_engine_settings(description))
 
     def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers; their compressed sizes are known only if the engine stores them compressed.
@@ -195,7 +134,7 @@ class InEngine:
         except (DockerException, *DAMAGED) as error:
             raise ToolMissing(
                 f"cannot read {self.name} from the engine at {self.engine.host}: {error}",
-                hint="check with: docker save; docker export",
+                hint="check with: docker save",
             ) from error
 
 
@@ -209,11 +148,6 @@ def _counted(chunks: Iterable[bytes], description: Mapping[str, Any], observer: 
         yield chunk
     observer.advance("read", name, left)
     observer.end("read", name)
-
-
-def _as_image(image: WholeImage) -> WholeImage:
-    tree = {path: file for path, file in image.tree.items() if path not in ENGINE_PATHS}
-    return WholeImage(tree=tree, settings=image.settings)
 
 
 def _layered(digest: str, settings: Mapping[str, str], layers: Sequence[Layer]) -> LayeredImage:

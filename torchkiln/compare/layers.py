@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torchkiln.compare.files import Difference, settings_that_differ
 from torchkiln.model.contents import Layer, LayeredImage, Package
 
+#: Parts of an image's config that are mappings: each entry is compared as a setting of its own, like Env.
+_SETS = ("Labels", "ExposedPorts", "Volumes")
 _PYTHON = re.compile(r"python3\.\d+")
 _PackageKey = tuple[str, str, str]  # system, place, name
 
@@ -21,6 +24,15 @@ class PackageChange:
     system: str
     name: str
     place: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingChange:
+    """A setting that differs. `a` and `b` are the values, empty if it is not set."""
+
+    name: str  # "Env PATH"
     a: str
     b: str
 
@@ -55,7 +67,7 @@ class Contrast:
     only_a: LayerSet
     only_b: LayerSet
     packages: tuple[PackageChange, ...]
-    settings: tuple[Difference, ...]
+    settings: tuple[SettingChange, ...]
     reordered: bool  # the same layers in another order
 
     @property
@@ -77,9 +89,40 @@ def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
         only_a=LayerSet(layers=only_a),
         only_b=LayerSet(layers=only_b),
         packages=package_changes(a.packages, b.packages),
-        settings=tuple(settings_that_differ(a.settings, b.settings)),
+        settings=setting_changes(a.settings, b.settings),
         reordered=ids[0] != ids[1] and sorted(ids[0]) == sorted(ids[1]),
     )
+
+
+def setting_changes(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[SettingChange, ...]:
+    """The settings that differ between *a* and *b*, by name."""
+    return tuple(
+        SettingChange(name=name, a=a.get(name, ""), b=b.get(name, ""))
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    )
+
+
+def settings_of(config: Mapping[str, Any], platform: str) -> dict[str, str]:
+    """The settings in an image's config, in the format of OCI or of Docker, which have the same names.
+
+    Empty values are left out, because engines write values that are not set.
+    """
+    found = {"Platform": platform}
+    for name, value in config.items():
+        if not value:
+            continue
+        if name == "Env":
+            found |= {f"Env {key}": text for key, _, text in (pair.partition("=") for pair in value)}
+        elif name in _SETS:
+            found |= {f"{name} {key}": _text(text) or "yes" for key, text in value.items()}
+        else:
+            found[name] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True) if value else ""
 
 
 def _not_in(layers: Sequence[Layer], others: Sequence[Layer]) -> tuple[Layer, ...]:

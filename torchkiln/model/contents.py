@@ -32,14 +32,6 @@ Tree = Mapping[str, TreeEntry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WholeImage:
-    """The files and the configuration of an image. Keys of `settings`: "Env PATH", "User"."""
-
-    tree: Tree
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerContents:
     """The files of one layer, and the paths that it deletes in the layers below.
 

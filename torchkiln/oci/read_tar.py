@@ -1,6 +1,6 @@
 """Reads the files of layers: the tree of several layers, or the contents of one.
 
-It shares no code with the modules that write layers, so that `diff --files` finds their faults.
+It shares no code with the modules that write layers, so that comparisons of images find their faults.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import size
 from torchkiln.cli.shared.tables import laid_out, shortened
-from torchkiln.compare.allowed import AllowedDifference, Sifted
 from torchkiln.compare.layers import Contrast, LayerSet
 from torchkiln.errors import printable
 from torchkiln.model.contents import LayeredImage
@@ -40,7 +39,7 @@ def contrast_text(a: str, b: str, found: Contrast) -> str:
         add((f"packages ({len(rows)})", "A", "B"), rows)
     if found.settings:
         rows = [
-            (setting.at, _short(setting.a) or "–", _short(setting.b) or "–") for setting in found.settings
+            (setting.name, _short(setting.a) or "–", _short(setting.b) or "–") for setting in found.settings
         ]
         add((f"settings ({len(rows)})", "A", "B"), rows, text=(1, 2))
     shares = [("shared", found.shared), ("only in A", found.only_a), ("only in B", found.only_b)]
@@ -67,7 +66,7 @@ def contrast_json(a: str, b: str, left: LayeredImage, right: LayeredImage, found
         "b": {"name": b, "digest": right.digest, **_numbers(found.b)},
         "same": found.same,
         "packages": [asdict(change) for change in found.packages],
-        "settings": [{"name": setting.at, "a": setting.a, "b": setting.b} for setting in found.settings],
+        "settings": [asdict(setting) for setting in found.settings],
         "layers": {
             "shared": _layers(found.shared),
             "only_in_a": _layers(found.only_a),
@@ -93,39 +92,6 @@ def same_json(a: str, b: str, digest: str) -> str:
         "packages": [],
         "settings": [],
         "layers": {"shared": None, "only_in_a": [], "only_in_b": [], "reordered": False},
-    }
-    return json.dumps(document, indent=2)
-
-
-def sifted_text(found: Sifted) -> Iterator[str]:
-    """A line for each difference that is not allowed."""
-    for difference in found.left:
-        what, a, b = difference.what, difference.a, difference.b
-        place = f"/{difference.at}" if what != "setting" else difference.at
-        if what in ("only-in-a", "only-in-b"):
-            yield printable(f"{place}: only in {what[-1].upper()} ({a or b})")
-        else:
-            yield printable(f"{place}: {what}: {_short(a) or '–'} → {_short(b) or '–'}")
-
-
-def expected_text(found: Sifted, entries: Sequence[AllowedDifference]) -> Iterator[str]:
-    """A line for each difference that one of *entries* allows, with its reason."""
-    for difference, entry in found.allowed:
-        if entry in entries:
-            yield printable(f"/{difference.at}: {difference.what}, as expected ({entry.reason})")
-
-
-def sifted_json(a: tuple[str, int | None], b: tuple[str, int | None], found: Sifted) -> str:
-    """The object that `diff --files --json` prints; *a* and *b*: name, and number of paths."""
-    document = {
-        "a": {"name": a[0], "paths": a[1]},
-        "b": {"name": b[0], "paths": b[1]},
-        "same": not found.left,
-        "differences": [asdict(difference) for difference in found.left],
-        "allowed": [{**asdict(difference), "reason": entry.reason} for difference, entry in found.allowed],
-        "idle": [
-            {"at": entry.at.pattern, "what": entry.what, "reason": entry.reason} for entry in found.idle
-        ],
     }
     return json.dumps(document, indent=2)
 

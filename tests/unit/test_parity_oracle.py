@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.compare import allowed
-from torchkiln.compare.files import DIFFERENCE_KINDS, Difference, differences, settings_of
-from torchkiln.errors import ConfigError
-from torchkiln.model.contents import Kind, TreeEntry, WholeImage
-from torchkiln.util.places import ROOT
-from torchkiln.util.schema import shipped
+from tests import parity
+from tests.parity import Difference, WholeImage, differences
+from torchkiln.compare.layers import settings_of
+from torchkiln.model.contents import Kind, TreeEntry
 
 PARTS = st.text("ab.-é ", min_size=1, max_size=4)
 PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)
@@ -170,12 +168,6 @@ def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
     }
 
 
-def test_the_schema_of_allowances_has_every_kind() -> None:
-    schema = cast(Any, shipped("allowed"))
-
-    assert schema["items"]["properties"]["what"]["enum"] == list(DIFFERENCE_KINDS)
-
-
 LIST = """\
 - path: opt/[^/]+/INSTALLER
   what: content
@@ -190,10 +182,10 @@ LIST = """\
 """
 
 
-def written(tmp_path: Path, text: str) -> tuple[allowed.AllowedDifference, ...]:
+def written(tmp_path: Path, text: str) -> tuple[parity.AllowedDifference, ...]:
     """Write *text* to a file with a list of allowed differences."""
     (tmp_path / "list.yaml").write_text(text)
-    return allowed.read(tmp_path / "list.yaml")
+    return parity.allowed(tmp_path / "list.yaml")
 
 
 INSTALLER = Difference(at="opt/x/INSTALLER", what="content", a="pip", b="kiln")
@@ -204,9 +196,9 @@ ZONE = Difference(at="Env TZ", what="setting", a="UTC")
 def test_differences_that_match_an_entry_are_allowed(tmp_path: Path) -> None:
     entries = written(tmp_path, LIST)
 
-    sifted = allowed.sift([INSTALLER, LINE, ZONE], entries)
+    sifted = parity.sift((INSTALLER, LINE, ZONE), entries)
 
-    assert sifted.allowed == tuple(zip((INSTALLER, LINE, ZONE), entries, strict=True))
+    assert sifted.allowed == (INSTALLER, LINE, ZONE)
     assert (sifted.left, sifted.idle) == ((), ())
 
 
@@ -222,65 +214,14 @@ def test_differences_that_match_an_entry_are_allowed(tmp_path: Path) -> None:
     ],
 )
 def test_differences_that_match_partially_remain(tmp_path: Path, other: Difference) -> None:
-    sifted = allowed.sift([other, LINE], written(tmp_path, LIST))
+    sifted = parity.sift((other, LINE), written(tmp_path, LIST))
 
     assert sifted.left == (other,)
     assert [entry.what for entry in sifted.idle] == ["content", "setting"]
 
 
-def test_texts_are_read_only_for_files_with_allowed_lines(tmp_path: Path) -> None:
-    entries = written(tmp_path, LIST)
-
-    assert allowed.compares_lines("opt/x/RECORD", entries)
-    assert not allowed.compares_lines("opt/x/INSTALLER", entries)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("path: x\n", "list.yaml:1: must be a list"),
-        ("- path: x\n  what: content\n", "list.yaml:1: [0]: the key 'reason' is missing"),
-        ("- path: x\n  what: contents\n  reason: because of it\n", "nearest valid: content"),
-        ("- what: mode\n  reason: because of it\n", "one of path and setting"),
-        ("- path: x\n  setting: y\n  what: mode\n  reason: because of it\n", "one of path and setting"),
-        (
-            "- setting: y\n  what: mode\n  reason: because of it\n",
-            "`setting` and `what: setting` require",
-        ),
-        (
-            "- path: y\n  what: setting\n  reason: because of it\n",
-            "`setting` and `what: setting` require",
-        ),
-        (
-            "- path: y\n  what: mode\n  line: z\n  reason: because of it\n",
-            "list.yaml:3: [0].line: `line` requires",
-        ),
-        (
-            "- path: '('\n  what: mode\n  reason: because of it\n",
-            "list.yaml:1: [0].path: invalid regular expression",
-        ),
-        ("", "the file is empty"),
-        ("- path: [\n", "not valid YAML"),
-        ("\xff", ""),
-    ],
-)
-def test_an_invalid_list_is_refused_with_line_numbers(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "list.yaml").write_bytes(text.encode("latin-1"))
-
-    with pytest.raises(ConfigError) as caught:
-        allowed.read(tmp_path / "list.yaml")
-
-    assert expected in caught.value.message
-    assert "list.yaml:" in caught.value.message
-
-
-def test_a_missing_list(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none.yaml: No such file"):
-        allowed.read(tmp_path / "none.yaml")
-
-
 def test_our_list_is_short_and_has_reasons() -> None:
-    entries = allowed.read(ROOT / "torchkiln/data/parity.yaml")
+    entries = parity.allowed()
 
     assert len(entries) == 4
     assert all(len(entry.reason) > 15 for entry in entries)
