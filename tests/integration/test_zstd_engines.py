@@ -23,7 +23,7 @@ from tests.needs import give_up, nightly
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.oci.compression import GZIP, ZSTD, compress
+from torchkiln.oci.compression import GZIP, ZSTD
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
     canonical_json,
@@ -31,6 +31,7 @@ from torchkiln.oci.image import (
     digest_of,
 )
 from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
+from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
 
 _PREFERRED = "io.github.containers.compression.zstd"  # for containers/image: only "true" counts

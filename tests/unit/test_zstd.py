@@ -20,12 +20,13 @@ from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
 from torchkiln.model.layer import Blob
 from torchkiln.model.layer_format import LAYER_FORMATS
-from torchkiln.oci import compression
-from torchkiln.oci.compression import COMPRESSIONS, compress, format_of, of_format, open_zstd
+from torchkiln.oci import zstd
+from torchkiln.oci.compression import COMPRESSIONS, format_of, of_format
 from torchkiln.oci.layer import NotCompressible
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.validate import layer as inspect_module
 from torchkiln.oci.validate.layer import GZIP_TYPE, LAYER_TYPES, TAR_TYPE, ZSTD_TYPE, inspect_layer
+from torchkiln.oci.zstd import compress, open_zstd
 from torchkiln.util.places import ROOT
 
 NOISE = random.Random(7).randbytes(1_500_000)
@@ -78,14 +79,14 @@ def test_the_bytes_are_a_golden() -> None:
     blob, _ = compressed(TAR)
 
     assert digest(blob) == "sha256:6743bc0048e8e12584b55cb850f5ad5787126dbf8226130e28308167635200ee"
-    assert compression.ENCODER == "zstd-1.5.7-level-3-long-26"
+    assert zstd.ENCODER == "zstd-1.5.7-level-3-long-26"
 
 
 def test_the_size_of_reads_does_not_matter() -> None:
     """Another process gives the same bytes, too."""
     blob, _ = compressed(TAR)
     code = (
-        "import io, sys; from torchkiln.oci.compression import compress; tar = sys.stdin.buffer.read(); "
+        "import io, sys; from torchkiln.oci.zstd import compress; tar = sys.stdin.buffer.read(); "
         "compress(io.BytesIO(tar), sys.stdout.buffer, unpacked=len(tar))"
     )
     subprocess_result = subprocess.run(
@@ -102,10 +103,7 @@ def test_a_wrong_declared_length_is_refused(wrong: int, message: str) -> None:
 
 
 def test_another_libzstd_is_refused() -> None:
-    with (
-        patch.object(compression.zstd, "zstd_version", "1.4.8"),
-        pytest.raises(ToolMissing, match=r"1\.4\.8"),
-    ):
+    with patch.object(zstd.zstd, "zstd_version", "1.4.8"), pytest.raises(ToolMissing, match=r"1\.4\.8"):
         compressed(TAR)
 
 
@@ -182,7 +180,7 @@ import io, sys
 from pathlib import Path
 from torchkiln.oci.validate.layer import ZSTD_TYPE, inspect_layer
 from torchkiln.oci.opening import open_layer
-from torchkiln.oci.compression import compress
+from torchkiln.oci.zstd import compress
 def peak():
     (found,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
     return int(found) // 1024
