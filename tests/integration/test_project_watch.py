@@ -260,7 +260,7 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
     argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "project", "watch", str(watch.project)]
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(small.folder), "TORCHKILN_CACHE": str(small.store.root)}
     with subprocess.Popen(
-        [*argv, *named, *watch.commands.output, "--watch"],
+        [*argv, *named, *watch.commands.output],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -286,9 +286,9 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--watch", "--tag", "main"), "--tag requires --to"),
-        (("--watch", "--licence-confirmed"), "--licence-confirmed requires --to"),
-        (("--plain-http",), "--plain-http requires --to"),
+        (("--watch", "--tag", "main"), "--licence-confirmed require --to"),
+        (("--watch", "--licence-confirmed"), "--licence-confirmed require --to"),
+        (("--watch", "--plain-http"), "--licence-confirmed require --to"),
         (("--watch", "--to", "localhost:1/a", "--tag", "2.7.1-20260101"), "2.7.1-20260101"),
     ],
 )

@@ -28,7 +28,7 @@ def locked_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
         found = Workspace(server, tmp_path_factory.mktemp("own-wheels"))
-        assert found.run("--as-of", "2026-11-25")[0] == 0
+        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
         yield found
 
 

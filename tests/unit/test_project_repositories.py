@@ -37,7 +37,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
         for name, version in (("backend", "1.0"), ("tool", "0.9"), ("tool", "9.0")):
             server.add("default", name, version, date=OLD)
         found = Forge(server, tmp_path_factory.mktemp("repositories"))
-        assert found.run("--as-of", "2026-11-25")[0] == 0
+        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
         yield found
 
 

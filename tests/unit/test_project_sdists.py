@@ -99,7 +99,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             server.add("default", name, version, requires=requires, date=OLD)
         server.add("default", "backend", "1.0", date=OLD)
         found = Scene(server, tmp_path_factory.mktemp("sdists"))
-        assert found.run("--as-of", "2026-11-25")[0] == 0
+        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
         yield found
 
 
