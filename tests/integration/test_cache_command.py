@@ -17,14 +17,14 @@ from tests import cells, company
 from tests.cache_scene import Scene, made, scene
 from tests.needs import tool
 from tests.unpublished import FakeIndex
-from torchkiln.cache.policy import PrunePolicy
-from torchkiln.cache.prune import prune
+from torchkiln.cache.prune import PrunePolicy, prune
 from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, forget_root, unpacked_root
 from torchkiln.oci.validate.validate import validate
 from torchkiln.runtimes.rootfs import using
+from torchkiln.store.file_locks import hold
 from torchkiln.store.store import Store
 
 __all__ = ["made", "scene"]
@@ -32,32 +32,26 @@ __all__ = ["made", "scene"]
 # --- show -------------------------------------------------------------------------------------------
 
 
-def test_show_lists_kind_size_use_and_reason(scene: Scene) -> None:
-    """For each kind of files, `show` lists size, users and reason, and which `prune` would remove it."""
-    text = scene.run("show").stdout
+def test_show_lists_kind_size_use_and_what_prune_frees(scene: Scene) -> None:
+    """The JSON output lists each item, with the tags that need it."""
+    text = scene.run("show").stdout.splitlines()
     items = scene.run_json("show")["items"]
 
-    assert [line.split("  ")[0] for line in text.splitlines()[1:6]] == [
-        *("layers", "bases", "other blobs", "wheels", "byte-code")
-    ]
-    assert f"needed by t in {scene.layout}" in text
-    assert "`cache prune` would free 0 B" in text
-    assert sum(item["bytes"] for item in items if item["kind"] != "layer texts") == sum(
+    assert [line.split()[0] for line in text[1:5]] == ["blobs", "wheels", "bytecode", "records"]
+    assert text[1].split()[-4:] == ["0", "B", "0", "B"] != text[2].split()[-4:]
+    assert "is shared with layouts by hard links" in text[-1]
+    assert sum(item["bytes"] for item in items if item["kind"] != "records") == sum(
         path.stat().st_size for kind in ("blobs", "wheels", "bytecode") for path in scene.files(kind)
     )
-    kinds = {item["kind"]: item for item in items}
-    assert (kinds["layers"]["shared"], kinds["layers"]["goes_with"]) == (True, "")
-    assert kinds["wheels"]["to_make_again"] == [f"t in {scene.layout}"]
-    assert kinds["wheels"]["goes_with"] == "prune --all"
-    titles = {item["title"] for item in items if item["kind"] == "layers"}
-    assert "torch 1.0" in titles
-    assert "torch-1.0-py3-none-any.whl: needed to rebuild" in scene.run("show", "--each").stdout
+    for item in items:
+        tags = [f"t in {scene.layout}"] if item["kind"] == "blobs" else []
+        assert (item["needed_by"], item["shared"], item["needed"]) == (tags, bool(tags), bool(tags))
 
 
 def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
     """`prune` removes no blob, and shows the reason."""
     (scene.layout / "index.json").write_text("{")
-    done = scene.run("prune", "--all")
+    done = scene.run("prune", "--max-size", "0")
 
     assert "; all of its blobs are kept" in done.stderr
     shutil.rmtree(scene.layout / "oci-layout", ignore_errors=True)
@@ -71,13 +65,13 @@ def test_all_blobs_are_kept_if_a_lock_is_unreadable(scene: Scene) -> None:
     lock.parent.mkdir(parents=True)
     lock.write_text("{")
     before = scene.files("blobs")
-    done = scene.run("prune", "--all", "--images", str(lock.parent.parent))
+    done = scene.run("prune", "--max-size", "0", "--images", str(lock.parent.parent))
 
     assert "lock.json: " in done.stderr
     assert "; all blobs are kept" in done.stderr
     assert scene.files("blobs") == before != []
     lock.unlink()
-    scene.run("prune", "--all", "--images", str(lock.parent.parent))
+    scene.run("prune", "--max-size", "0", "--images", str(lock.parent.parent))
     assert len(scene.files("blobs")) < len(before)
 
 
@@ -96,8 +90,8 @@ def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.Monke
     assert set(names) == {"t", built.tag, "v2.7", "latest"}
     assert set(names.values()) == {alone}
     assert validate(scene.layout) == ()
-    roots = cache_usage(Store(scene.cache), (), scene.layout.parent / "images").roots
-    assert [root.name for root in roots if root.sort == "tag"] == [f"{built.tag} in {scene.layout}"]
+    entries = cache_usage(Store(scene.cache), (), scene.layout.parent / "images").entries
+    assert {entry.users for entry in entries if entry.users} == {(f"{built.tag} in {scene.layout}",)}
     tool("skopeo")
     for name in names:
         source = f"oci:{scene.layout}:{name}"
@@ -109,13 +103,13 @@ def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.Monke
 
 
 def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
-    """After a build, `prune` removes nothing. `prune --all` removes the wheels; the image stays complete."""
+    """After a build, `prune` removes nothing. `--max-size 0` removes the wheels; the image stays complete."""
     assert scene.run_json("prune")["gone"] == []
-    assert scene.run_json("prune", "--all", "--dry-run")["freed_bytes"] > 0
+    assert scene.run_json("prune", "--max-size", "0", "--dry-run")["freed_bytes"] > 0
     assert len(scene.files("wheels")) == 5
 
-    result = scene.run_json("prune", "--all")
-    assert {entry["kind"] for entry in result["gone"]} == {"wheels", "byte-code", "layer texts"}
+    result = scene.run_json("prune", "--max-size", "0")
+    assert {entry["kind"] for entry in result["gone"]} == {"wheels", "bytecode", "records"}
     assert (scene.files("wheels"), list((scene.cache / "wheels").iterdir())) == ([], [])
     assert validate(scene.layout) == ()
     index = FakeIndex([])
@@ -124,7 +118,7 @@ def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
 
 
 def test_prune_and_another_form_of_layers(scene: Scene) -> None:
-    """The tag needs the zstd blobs. The gzip blobs are only needed to rebuild these; --all removes them."""
+    """The tag needs the zstd blobs. `--max-size 0` removes the gzip blobs they were made of."""
     index = FakeIndex(scene.wheels)
     built = company.build(scene.wheels, scene.cache, scene.layout, index, ref="t", layer_format="zstd").image
     former = scene.cache / "records" / "joined" / "a.json"  # written by an earlier version of torchkiln
@@ -135,26 +129,24 @@ def test_prune_and_another_form_of_layers(scene: Scene) -> None:
     plain = len(scene.files("blobs")) - len(built.layers)
 
     assert plain == len(built.layers)
-    assert not {"layers", "other blobs", "bases"} & {
-        entry["kind"] for entry in scene.run_json("prune")["gone"]
-    }
+    assert "blobs" not in {entry["kind"] for entry in scene.run_json("prune")["gone"]}
     assert not former.exists()
-    scene.run_json("prune", "--all")
+    scene.run_json("prune", "--max-size", "0")
     assert {path.name for path in scene.files("blobs")} == {layer.blob.digest[7:] for layer in built.layers}
     assert len(scene.files("records/zstd")) == len(built.layers)
     assert validate(scene.layout) == ()
 
 
 def test_prune_without_the_layout(scene: Scene) -> None:
-    """`prune` removes layers and their records. A lock keeps its files; with --all, only its base."""
+    """`prune` removes layers and their records. A lock keeps its files; with --max-size 0, only its base."""
     scene.lock()
     scene.forget()
 
     kinds = {entry["kind"] for entry in scene.run_json("prune")["gone"]}
-    assert kinds == {"layers", "other blobs", "leftovers", "layer texts"}
+    assert kinds == {"blobs", "leftovers", "records"}
     assert (len(scene.files("blobs")), len(scene.files("wheels")), len(scene.files("bytecode"))) == (1, 5, 5)
     assert [path.parent.name for path in scene.files("records")] == []
-    scene.run_json("prune", "--all")
+    scene.run_json("prune", "--max-size", "0")
     assert (len(scene.files("blobs")), scene.files("wheels")) == (1, [])
     assert scene.files("tmp") == []
     scene.build()
@@ -162,7 +154,7 @@ def test_prune_without_the_layout(scene: Scene) -> None:
 
 
 def test_prune_without_lock_and_layout_removes_everything(scene: Scene) -> None:
-    """`prune` removes all files even without --all, because nothing needs them."""
+    """`prune` removes all files even without an option, because nothing needs them."""
     scene.forget()
     scene.run_json("prune")
     assert [scene.files(kind) for kind in ("blobs", "wheels", "bytecode", "records")] == [[], [], [], []]
@@ -171,14 +163,24 @@ def test_prune_without_lock_and_layout_removes_everything(scene: Scene) -> None:
 def test_prune_keeps_what_a_running_build_needs(scene: Scene) -> None:
     """`prune` keeps all files of a running build, and names this build."""
     scene.forget()
+    wheel = scene.files("wheels")[0]
+    wheel.rename(f"{wheel}.part")  # as if the build were downloading it
     with Store(scene.cache).claim("builds that-tag", company.needs(scene.wheels)):
-        done = scene.run("prune", "--all")
+        done = scene.run("prune", "--max-size", "0")
         assert f"process {os.getpid()} (since " in done.stderr
         assert "), which builds that-tag" in done.stderr
         assert "a running build may need it" in done.stderr
         assert (len(scene.files("blobs")), len(scene.files("wheels"))) == (5, 5)
-    scene.run_json("prune", "--all")
+    scene.run_json("prune", "--max-size", "0")
     assert scene.files("blobs") == []
+
+
+def test_prune_keeps_everything_while_a_process_claims_unknown_files(scene: Scene) -> None:
+    """The list of files is missing in a claim that was written on a full disk."""
+    scene.forget()
+    with Store(scene.cache).claim("builds", ()), hold(scene.cache / "claims/1-0", "builds", needs=None):
+        gone = scene.run_json("prune", "--max-size", "0")["gone"]
+    assert [entry["path"] for entry in gone if not entry["path"].startswith("locks/")] == []
 
 
 def test_no_build_starts_between_listing_and_deletion(scene: Scene) -> None:
@@ -196,7 +198,7 @@ def test_no_build_starts_between_listing_and_deletion(scene: Scene) -> None:
         assert not begun.wait(0.5)
         return cache_usage(store, (), scene.folder / "images")
 
-    prune(store, look, PrunePolicy(everything=True))
+    prune(store, look, PrunePolicy(max_size=0))
     thread.join()
     assert begun.is_set()
 
@@ -208,16 +210,16 @@ def test_prune_and_unpacked_images(scene: Scene) -> None:
     store = Store(scene.cache)
     root = unpacked_root(image.manifest, layers, store)
     marker = scene.cache / "records" / "roots" / f"{root.name}.json"
-    assert "just used" in scene.run("prune", "--all").stderr
+    assert "just used" in scene.run("prune", "--max-size", "0").stderr
     week = time.time() - 8 * 86400
     os.utime(marker, (week, week))
 
     with using(root):
-        assert "a command is running in it" in scene.run("prune", "--all").stderr
+        assert "a command is running in it" in scene.run("prune", "--max-size", "0").stderr
     unpacked_root(image.manifest, layers, store)
     assert scene.run_json("prune")["gone"] == []  # the image has just been used
     os.utime(marker, (week, week))
-    assert [entry["kind"] for entry in scene.run_json("prune")["gone"]] == ["unpacked images"]
+    assert [entry["kind"] for entry in scene.run_json("prune")["gone"]] == ["rootfs"]
     assert (root.exists(), marker.exists(), scene.files("tmp")) == (False, False, [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,6 @@ from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import to_bytes
 from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn, read_effects
 from torchkiln.base.sources import SNAPSHOT
-from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.model.apt import LockedApt, OsLayers
@@ -367,12 +367,11 @@ def test_the_cache_keeps_what_the_image_was_made_of(small: Bench, locked: Locked
     small.build(replace(small.lock(), apt=locked))
 
     usage = cache_usage(small.store, [small.layout], small.folder / "no-locks")
-    items = {found.item.path: found for found in item_usages(usage.items, usage.roots)}
-    blob = items[f"blobs/sha256/{locked.digest.removeprefix('sha256:')}"]
-    assert (blob.item.kind, blob.item.along[0].partition("/")[2].partition("/")[0]) == ("layers", "apt")
-    files = [items[deb_path(deb)] for deb in locked.debs]
-    assert [found.item.kind for found in files] == ["OS packages"] * 2
-    assert [found.makers for found in files] == [(f"my-project in {small.layout}",)] * 2
+    entries = {entry.path: entry for entry in usage.entries}
+    blob = entries[f"blobs/sha256/{locked.digest.removeprefix('sha256:')}"]
+    assert blob.users == (f"my-project in {small.layout}",)
+    assert blob.records[0].startswith("records/apt/")
+    assert [entries[deb_path(deb)].lifetime for deb in locked.debs] == [math.inf] * 2
 
 
 def test_locked_packages_are_kept_and_locked_again(scene: Scene, small: Bench, locked: LockedApt) -> None:

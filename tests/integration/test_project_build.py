@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.shared_libraries import Lib
 from tests.symbol_scene import compiled
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.cache.usage import cache_usage
+from torchkiln.cache.usage import DAY, cache_usage
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import RemovalLayer
@@ -201,9 +202,8 @@ def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
     small.build(small.lock(wheel))
 
     found = cache_usage(small.store, [small.layout], small.folder / "images")
-    root = next(root for root in found.roots if root.name.startswith(f"{NAME} in "))
-    assert any(path.endswith(wheel.name) for path in root.sources)
-    assert [item.kind for item in found.items if "records/effects/" in item.path] == ["layer texts"]
+    assert [entry.lifetime for entry in found.entries if entry.path.endswith(wheel.name)] == [math.inf]
+    assert [entry.lifetime for entry in found.entries if "records/effects/" in entry.path] == [30 * DAY]
 
 
 @needs_gcc

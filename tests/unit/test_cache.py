@@ -1,28 +1,19 @@
 """The cache folder: which items are used and why, which can be removed, and how leftovers are removed."""
 
 import errno
+import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.cache.policy import (
-    DAY,
-    CacheItem,
-    ItemUsage,
-    Kind,
-    PrunePolicy,
-    Root,
-    expendable,
-    item_usages,
-    parse_age,
-    parse_bytes,
-)
+from torchkiln.cache.prune import PrunePolicy, expendable, total
+from torchkiln.cache.usage import DAY, Entry, cache_usage
+from torchkiln.cli.cache import parse_age, parse_bytes
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -31,50 +22,42 @@ NOW = 1_800_000_000.0
 GB = 1_000_000_000
 
 
-def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> CacheItem:
-    """A cache item that was last used *days* ago."""
-    return CacheItem(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
+def entry(kind: str, path: str, *, days: float = 1.0, **details: object) -> Entry:
+    """An entry of 1 GB that was last used *days* ago."""
+    return Entry(kind=kind, path=path, size=GB, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
 
 
-TAG = Root(
-    sort="tag",
-    name="2.7.1 in dist",
-    needs=frozenset({"torch", "base"}),
-    sources=frozenset({"torch.whl", "torch.pack"}),
-)
-LOCK = Root(sort="lock", name="2.6.0", needs=frozenset({"old base"}), sources=frozenset({"old.whl"}))
-BUILD = Root(sort="process", name="process 7", needs=frozenset({"records/layers/k.json", "new.whl"}))
+TAG, PROCESS, SOURCE = ("2.7.1 in dist",), "process 7", math.inf
 
 CACHE = (
-    item("layers", "torch", shared=True),
-    item("layers", "unused layer", along=("records/layers/n.json",)),
-    item("layers", "claimed", along=("records/layers/k.json",)),
-    item("layers", "linked elsewhere", shared=True),
-    item("other blobs", "just made", busy="made a moment ago"),
-    item("bases", "base"),
-    item("bases", "old base", days=400),
-    item("bases", "ancient base", days=500),
-    item("wheels", "torch.whl", days=40),
-    item("wheels", "old.whl", days=90),
-    item("wheels", "forgotten.whl", days=100),
-    item("partial wheels", "new.whl.part", along=("new.whl",)),
-    item("partial wheels", "dead.whl.part", along=("dead.whl",)),
-    item("byte-code", "torch.pack", days=41),
-    item("unpacked images", "fresh", days=6),
-    item("unpacked images", "stale", days=8),
-    item("unpacked images", "running", days=80, busy="a command runs in it"),
-    item("index pages", "page", days=31),
-    item("leftovers", "tmp/x", days=0),
-    item("not ours", "notes", days=900),
+    entry("blobs", "torch", users=TAG, shared=True),
+    entry("blobs", "unused layer", records=("records/layers/n.json",)),
+    entry("blobs", "claimed", busy=PROCESS),
+    entry("blobs", "linked elsewhere", users=("an unknown layout",), shared=True),
+    entry("blobs", "just made", busy="just created"),
+    entry("blobs", "base", users=TAG),
+    entry("blobs", "old base", days=400, users=("the lock of 2.6.0",)),
+    entry("blobs", "ancient base", days=500),
+    entry("wheels", "torch.whl", days=40, lifetime=SOURCE),
+    entry("wheels", "old.whl", days=90, lifetime=SOURCE),
+    entry("wheels", "forgotten.whl", days=100),
+    entry("leftovers", "new.whl.part", busy=PROCESS),
+    entry("leftovers", "dead.whl.part"),
+    entry("bytecode", "torch.pack", days=41, lifetime=SOURCE),
+    entry("rootfs", "fresh", days=6, lifetime=7 * DAY),
+    entry("rootfs", "stale", days=8, lifetime=7 * DAY),
+    entry("rootfs", "running", days=80, lifetime=7 * DAY, busy="a command is running in it"),
+    entry("records", "page", days=31, lifetime=30 * DAY),
+    entry("leftovers", "tmp/x", days=0),
 )
-USAGES = item_usages(CACHE, (TAG, LOCK, BUILD))
+LEFT = ("dead.whl.part", "tmp/x")
 
 
 def removed(policy: PrunePolicy) -> list[str]:
-    return [entry.item.path for entry in expendable(USAGES, policy, now=NOW)]
+    return [one.path for one in expendable(CACHE, policy, now=NOW)]
 
 
-USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "unused layer", "tmp/x"]
+USELESS = [*LEFT, "ancient base", "forgotten.whl", "page", "stale", "unused layer"]
 
 
 def test_by_default_unneeded_items_are_removed() -> None:
@@ -82,108 +65,104 @@ def test_by_default_unneeded_items_are_removed() -> None:
     assert removed(PrunePolicy()) == USELESS
 
 
-def test_all_removes_items_that_no_tag_needs() -> None:
+def test_size_or_age_of_zero_removes_items_that_no_tag_needs() -> None:
     """Wheels and bytecode are removed, too; locked bases and items in use are not."""
-    assert set(removed(PrunePolicy(everything=True))) == {
-        *USELESS,
-        "old.whl",
-        "torch.whl",
-        "torch.pack",
-        "fresh",
-    }
+    everything = {*USELESS, "old.whl", "torch.whl", "torch.pack", "fresh"}
+    assert set(removed(PrunePolicy(max_size=0))) == everything
+    assert set(removed(PrunePolicy(older_than=0))) == everything
 
 
 def test_older_than_uses_only_the_age() -> None:
     """Items that no tag needs are removed only by age. Leftovers of ended processes are always removed."""
     assert removed(PrunePolicy(older_than=40.5 * DAY)) == [
+        *LEFT,
         *("ancient base", "forgotten.whl", "old.whl", "torch.pack"),
-        *("dead.whl.part", "tmp/x"),
     ]
 
 
 @pytest.mark.parametrize(
     ("size", "taken"),
     [
-        (100 * GB, ["dead.whl.part", "tmp/x"]),
-        (18 * GB, ["dead.whl.part", "tmp/x"]),
-        (17 * GB, ["dead.whl.part", "tmp/x", "ancient base"]),
-        (15 * GB, ["dead.whl.part", "tmp/x", "ancient base", "forgotten.whl", "old.whl"]),
+        (100 * GB, []),
+        (17 * GB, []),
+        (16 * GB, ["ancient base"]),
+        (14 * GB, ["ancient base", "forgotten.whl", "old.whl"]),
     ],
 )
 def test_max_size_removes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
     """No more items are removed than necessary."""
-    assert removed(PrunePolicy(max_size=size)) == taken
+    assert removed(PrunePolicy(max_size=size)) == [*LEFT, *taken]
 
 
 def test_max_size_and_age_together() -> None:
     """Only items of that age are removed, and only as many as necessary."""
-    assert removed(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
-        *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
-    ]
+    both = PrunePolicy(max_size=0, older_than=95 * DAY)
+    assert removed(both) == [*LEFT, "ancient base", "forgotten.whl"]
 
 
-def test_each_reason_is_shown() -> None:
-    """The reasons have the words that `cache show` prints."""
-    why = {usage.item.path: usage.why for usage in USAGES}
-    assert why["torch"] == "needed by 2.7.1 in dist"
-    assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
-    assert why["linked elsewhere"] == "hard-linked from an unknown layout: deleting it frees no space"
-    assert why["old base"] == "locked by 2.6.0; the archive may no longer have its packages"
-    assert why["torch.whl"] == "needed to rebuild layers of 2.7.1 in dist"
-    assert why["running"] == "a command runs in it"
-    assert why["fresh"] == "deleted after 7 days without use"
-    assert why["dead.whl.part"] == why["tmp/x"] == "left behind by an ended process"
-    assert why["unused layer"] == "not needed by any tag or lock"
-    assert why["notes"] == "not created by torchkiln: never deleted"
-    many = [replace(TAG, name=name) for name in "abcd"]
-    (one,) = item_usages([item("layers", "torch")], many)
-    assert one.why == "needed by a and 3 others"
+def test_a_file_from_the_future_counts_as_just_used() -> None:
+    """The clock of another machine may be ahead; an unneeded file is removed all the same."""
+    future = [entry("blobs", "a", days=-1), entry("rootfs", "b", days=-1, lifetime=7 * DAY)]
+    assert [one.path for one in expendable(future, PrunePolicy(), now=NOW)] == ["a"]
 
 
-roots = st.builds(
-    Root,
-    sort=st.sampled_from(["tag", "process"]),
-    name=st.sampled_from("pqr"),
-    needs=st.frozensets(st.sampled_from("abcdefgh")),
-    sources=st.frozensets(st.sampled_from("abcdefgh")),
-)
-policies = st.builds(
-    PrunePolicy,
-    everything=st.booleans(),
-    older_than=st.none() | st.floats(0, 100 * DAY),
-    max_size=st.none() | st.integers(0, 50),
-)
-items = st.lists(
+entries = st.lists(
     st.builds(
-        CacheItem,
-        kind=st.sampled_from(["layers", "wheels", "partial wheels", "leftovers", "unpacked images"]),
+        Entry,
+        kind=st.sampled_from(["blobs", "wheels", "leftovers", "rootfs"]),
         path=st.sampled_from("abcdefgh"),
         size=st.integers(0, 9),
         used=st.floats(NOW - 50 * DAY, NOW),
-        along=st.lists(st.sampled_from("abcdefgh"), max_size=1).map(tuple),
+        users=st.sampled_from([(), TAG]),
+        busy=st.sampled_from(["", PROCESS]),
+        lifetime=st.sampled_from([0.0, 7 * DAY, math.inf]),
     ),
     unique_by=lambda one: one.path,
 )
+policies = st.builds(
+    PrunePolicy,
+    older_than=st.none() | st.floats(0, 100 * DAY),
+    max_size=st.none() | st.integers(0, 50),
+)
 
 
-@given(items=items, roots=st.lists(roots, max_size=3), policy=policies)
-def test_needed_items_are_never_removed(
-    items: list[CacheItem], roots: list[Root], policy: PrunePolicy
-) -> None:
+@given(entries=entries, policy=policies)
+def test_needed_items_are_never_removed(entries: list[Entry], policy: PrunePolicy) -> None:
     """This holds for any policy. A maximum size is reached, or only protected items are left."""
-    usages = item_usages(items, roots)
-    taken = expendable(usages, policy, now=NOW)
+    taken = list(expendable(entries, policy, now=NOW))
 
-    needed = frozenset().union(*(root.needs for root in roots))
-    for entry in taken:
-        assert not needed & {entry.item.path, *entry.item.along}
+    assert not any(one.users or one.busy for one in taken)
     if policy.max_size is not None and policy.older_than is None:
-        left = [usage for usage in usages if usage not in taken]
-        assert _size(left) <= policy.max_size or all(entry.protected for entry in left)
+        left = [one for one in entries if one not in taken]
+        assert total(left) <= policy.max_size or all(one.protected for one in left)
 
 
-def _size(usages: list[ItemUsage]) -> int:
-    return sum(usage.item.size for usage in usages)
+def test_the_lifetime_of_each_kind(tmp_path: Path) -> None:
+    """Files that a layer or an index page can be read from again have one; files of others are not listed."""
+    hash_ = "a" * 64
+    days = {
+        f"blobs/sha256/{hash_}": 0,
+        f"wheels/{hash_}/a.whl": 0,
+        f"toolkits/{hash_}/a": 0,
+        f"debs/{hash_}/a.deb": 90,
+        "bytecode/a.pack": 0,
+        "rootfs/a": 7,
+        "pytest/a": 30,
+        "records/pages/a.json": 30,
+        "records/evidence/a.json": 30,
+    }
+    foreign = (
+        "letter",
+        "blobs/sha256/letter",
+        "wheels/mine/a.whl",
+        "debs/mine/a.deb",
+        "records/smoke/a.json",
+    )
+    for name in (*days, *foreign):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    found = cache_usage(Store(tmp_path), (), tmp_path / "images").entries
+    assert {one.path: one.lifetime for one in found} == {name: DAY * count for name, count in days.items()}
 
 
 def test_ages_and_sizes_are_parsed() -> None:
@@ -200,15 +179,6 @@ def test_ages_and_sizes_are_parsed() -> None:
     for text in ("big", "", "-1GB", "20 GBs", "1e9"):
         with pytest.raises(ConfigError, match="not a valid size"):
             parse_bytes(text)
-
-
-def test_unused_layer_texts_are_removed_after_a_while() -> None:
-    """After 30 days: the texts can be read from the layers again in seconds."""
-    texts = (item("layer texts", "texts", days=29), item("layer texts", "old texts", days=31))
-
-    assert [entry.item.path for entry in expendable(item_usages(texts, ()), PrunePolicy(), now=NOW)] == [
-        "old texts"
-    ]
 
 
 LEAVE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import tarfile
 from dataclasses import replace
@@ -13,7 +14,6 @@ import pytest
 
 from tests.cells import HOME, HostPython, planned_devel, put_base, small_wheels
 from tests.servers.cuda_archives import write_small
-from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.engine import image as image_build
 from torchkiln.engine import wheel_layers
@@ -159,14 +159,11 @@ def test_the_cache_lists_stored_files_of_archives(place: Place, monkeypatch: pyt
     (store.root / part_path(place.archives[0])).write_bytes(b"half")
 
     usage = cache_usage(store, [place.folder / "layout"], place.folder / "images")
-    usages = {item_usage.item.path: item_usage for item_usage in item_usages(usage.items, usage.roots)}
+    entries = {entry.path: entry for entry in usage.entries}
     for archive in place.archives:
-        assert (usages[kept_path(archive)].item.kind, usages[kept_path(archive)].reason) == (
-            "toolkit parts",
-            "makers",
-        )
-    assert usages[part_path(place.archives[0])].reason == "rubbish"
-    assert "not ours" not in {item.item.kind for item in usages.values()}
+        kept = entries[kept_path(archive)]
+        assert (kept.kind, kept.lifetime) == ("toolkits", math.inf)
+    assert entries[part_path(place.archives[0])].kind == "leftovers"
 
 
 class Shelf:

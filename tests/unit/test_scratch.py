@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.cache.policy import PrunePolicy
-from torchkiln.cache.prune import prune
+from torchkiln.cache.prune import PrunePolicy, prune
 from torchkiln.cache.usage import cache_usage
 from torchkiln.store.store import Store
 from torchkiln.util.files import mounted_below, remove_tree

@@ -1,4 +1,4 @@
-"""Shows what is in the cache and which images need it, and deletes what is not needed.
+"""Deletes the files of the cache that no tag, lock or running build needs, and verifies the others.
 
-`cache.usage` reads the store, `cache.policy` decides and is pure, `cache.prune` deletes and repairs.
+`cache.usage` lists the files and their users, `cache.prune` deletes, `cache.verify` finds damaged files.
 """

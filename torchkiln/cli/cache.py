@@ -1,39 +1,31 @@
-"""`torchkiln cache`: shows what the cache holds and why, deletes what is not needed, and verifies it."""
+"""`torchkiln cache`: shows what the cache holds, deletes what is not needed, and verifies it."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from torchkiln.cache import prune as pruning
-from torchkiln.cache.policy import (
-    KINDS,
-    ItemUsage,
-    PrunePolicy,
-    common_reason,
-    expendable,
-    item_usages,
-    parse_age,
-    parse_bytes,
-)
-from torchkiln.cache.usage import CacheUsage, cache_usage
+from torchkiln.cache import verify as verification
+from torchkiln.cache.prune import PrunePolicy, expendable, freed, total
+from torchkiln.cache.usage import DAY, KINDS, CacheUsage, Entry, cache_usage
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, json_option, options
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index.download import open_downloads
-from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
-_FEW = 3  # maximum of items with the same fault that are named; if there are more, they are only counted
+_ALL = PrunePolicy(max_size=0)
 
 
 @click.group("cache", cls=Group)
@@ -61,72 +53,52 @@ _common = options(
 
 @cache.command("show")
 @_common
-@click.option("--each", is_flag=True, help="print a line for each item, not for each kind and reason")
-def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> None:
-    """Show what the cache holds, by kind: count, size, last use, and why it is kept."""
+def show(layouts: tuple[Path, ...], images: Path, as_json: bool) -> None:
+    """Show what the cache holds, by kind: count, size, last use, and how much `prune` would free."""
     store = _store()
-    found = _read_cache(store, layouts, images)
-    usages = sorted(item_usages(found.items, found.roots), key=lambda usage: KINDS.index(usage.item.kind))
-    now = time.time()
-    pruned = {usage.item.path for usage in expendable(usages, PrunePolicy(), now=now)}
-    all_pruned = {usage.item.path for usage in expendable(usages, PrunePolicy(everything=True), now=now)}
-
-    def deleted_by(usage: ItemUsage) -> str:
-        path = usage.item.path
-        return "prune" if path in pruned else "prune --all" if path in all_pruned else "–"
-
+    entries, now = _read_cache(store, layouts, images).entries, time.time()
+    pruned, loose = (
+        {entry.path for entry in expendable(entries, policy, now=now)} for policy in (PrunePolicy(), _ALL)
+    )
     if as_json:
-        items = [{**_json(usage), "goes_with": deleted_by(usage).replace("–", "")} for usage in usages]
+        items = [
+            {**_json(entry), "pruned": entry.path in pruned, "needed": entry.path not in loose}
+            for entry in entries
+        ]
         click.echo(json.dumps({"cache": str(store.root), "items": items}, indent=2))
         return
-    groups: dict[tuple[str, ...], list[ItemUsage]] = {}
-    for usage in usages:
-        key = (usage.item.kind, deleted_by(usage), usage.reason, usage.item.path if each else "")
-        groups.setdefault(key, []).append(usage)
-    rows = [
-        (
-            kind,
-            str(len(group)),
-            _size(group),
-            _ago(now, group),
-            command,
-            _named(group, common_reason(group), each),
-        )
-        for (kind, command, _, _), group in groups.items()
-    ]
+    rows = []
+    for kind in KINDS:
+        if group := [entry for entry in entries if entry.kind == kind]:
+            sums = (freed(entry for entry in group if entry.path in paths) for paths in (pruned, loose))
+            sizes = map(console.size, (total(group), *sums))
+            rows.append((kind, str(len(group)), _ago(now - max(entry.used for entry in group)), *sizes))
     if rows:
-        table(
-            ("kind", "count", "size", "last use", "deleted by", "kept because"), rows, right=(1, 2), text=(5,)
-        )
-    shared = [usage for usage in usages if usage.item.shared]
-    click.echo(f"{_size(usages)} in {store.root}; {_size(shared)} of it is shared with layouts by hard links")
-    for command, paths in (("prune", pruned), ("prune --all", all_pruned)):
-        freed = [usage for usage in usages if usage.item.path in paths and not usage.item.shared]
-        click.echo(f"`cache {command}` would free {_size(freed)}")
+        table(("kind", "count", "last use", "size", "prune frees", "at most"), rows, right=(1, 3, 4, 5))
+    shared = total(entry for entry in entries if entry.shared)
+    click.echo(
+        f"{console.size(total(entries))} in {store.root}; "
+        f"{console.size(shared)} of it is shared with layouts by hard links"
+    )
 
 
 @cache.command("prune")
 @_common
 @click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="also delete wheels and other files that are only needed to rebuild layers",
-)
-@click.option(
-    "--older-than", metavar="AGE", help="as --all, but only files not used for this long: 12h, 30d or 2w"
+    "--older-than",
+    metavar="AGE",
+    help="delete the files that no tag needs and that were not used for this long: 12h, 30d or 2w",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
-    help="as --all, but only the least recently used files, until the cache fits into this size: 20GB",
+    help="delete the least recently used files that no tag needs, until the cache fits into this size: 20GB",
 )
 @click.option("--dry-run", is_flag=True, help="print what would be deleted; delete nothing")
 def prune(
     layouts: tuple[Path, ...],
     images: Path,
     as_json: bool,
-    everything: bool,
     older_than: str | None,
     max_size: str | None,
     dry_run: bool,
@@ -135,10 +107,10 @@ def prune(
 
     These are layers, overlays, wheels and byte-code, and leftovers of interrupted runs. Unpacked images are
     deleted after 7 days without use, index pages and package lists of layers after 30 days, .deb files of
-    projects after 90 days. Builds may run at the same time: the files that they need are kept.
+    projects after 90 days. --older-than and --max-size also delete wheels and other files that are only
+    needed to rebuild layers. Builds may run at the same time: the files that they need are kept.
     """
     policy = PrunePolicy(
-        everything=everything,
         older_than=parse_age(older_than) if older_than else None,
         max_size=parse_bytes(max_size) if max_size else None,
     )
@@ -147,39 +119,33 @@ def prune(
         done = pruning.Pruned(gone=(), left=())
     else:
         done = pruning.prune(store, lambda: _read_cache(store, layouts, images), policy, dry_run=dry_run)
-    busy = [
-        usage
-        for usage in done.left
-        if (usage.item.busy or "process" in usage.users) and "tag" not in usage.users
-    ]
     if as_json:
         document = {
             "cache": str(store.root),
             "dry_run": dry_run,
-            "freed_bytes": done.freed,
-            "left_bytes": pruning.total(done.left),
-            "gone": [_json(usage) for usage in done.gone],
-            "left_in_use": [_json(usage) for usage in busy],
+            "freed_bytes": freed(done.gone),
+            "left_bytes": total(done.left),
+            "gone": [_json(entry) for entry in done.gone],
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        groups: dict[tuple[str, str], list[ItemUsage]] = {}
-        for usage in sorted(done.gone, key=lambda usage: KINDS.index(usage.item.kind)):
-            groups.setdefault((usage.item.kind, usage.reason), []).append(usage)
+        groups = {kind: [entry for entry in done.gone if entry.kind == kind] for kind in KINDS}
         rows = [
-            (kind, str(len(group)), _size(group), common_reason(group)) for (kind, _), group in groups.items()
+            (kind, str(len(group)), console.size(total(group))) for kind, group in groups.items() if group
         ]
         if rows:
-            table(("kind", "count", "size", "note"), rows, right=(1, 2), text=(3,))
-        freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"
-        click.echo(f"{freed}; {_size(done.left)} stay in {store.root}")
-    if busy:
-        reasons = "; ".join(dict.fromkeys(usage.why for usage in busy))
-        console.say(f"kept {_size(busy)}: {reasons}")
-    left = pruning.total(done.left)
-    if policy.max_size is not None and left > policy.max_size:
+            table(("kind", "count", "size"), rows, right=(1, 2))
+        verb = "would free" if dry_run else "freed"
+        click.echo(
+            f"{verb} {console.size(freed(done.gone))}; {console.size(total(done.left))} stay in {store.root}"
+        )
+    if busy := [entry for entry in done.left if entry.busy and not entry.users]:
+        processes = "; ".join(dict.fromkeys(entry.busy for entry in busy))
+        console.say(f"kept {console.size(total(busy))} in use: {processes}")
+    if policy.max_size is not None and (left := total(done.left)) > policy.max_size:
         console.say(
-            f"the cache still has {console.size(left)}: the rest is needed; `torchkiln cache show` says why"
+            f"the cache still has {console.size(left)}: the rest is in use or needed by tags and locks,"
+            " which `torchkiln cache show --json` lists"
         )
 
 
@@ -197,42 +163,44 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     read: list[int] = []
     found = _read_cache(store, layouts, images)
     with console.progress(quiet=False) as observer:
-        observer.begin("verify", "cache", sum(item.size for item in found.items))
+        observer.begin("verify", "cache", total(found.entries))
 
         def advanced(count: int) -> None:
             read.append(count)
             observer.advance("verify", "cache", count)
 
-        faults = pruning.faults(store, found, advanced=advanced)
-    seconds = time.monotonic() - started
-    console.say(f"read {console.size(sum(read))} in {seconds:.1f} s")
-    damaged_tags: dict[str, None] = {}
-    groups: dict[tuple[str, str, str], list[ItemUsage]] = {}
-    listed, remaining = [], 0
+        faults = verification.faults(store, found, advanced=advanced)
+    console.say(f"read {console.size(sum(read))} in {time.monotonic() - started:.1f} s")
+    downloads = open_downloads(os.environ, store) if repair and faults else None
+    lines, listed, remaining = [], [], len(faults)
     for fault in faults:
-        repaired, action = (
-            pruning.repair(store, fault, found, lambda wheel: _fetch(wheel, store)) if repair else (False, "")
-        )
-        remaining += not repaired
-        damaged_tags |= dict.fromkeys(fault.tags)
-        listed.append({**_json(fault.subject), "fault": fault.what, "tags": fault.tags, "repaired": repaired})
-        groups.setdefault((fault.subject.item.kind, fault.what, action), []).append(fault.subject)
-    for (kind, what, action), group in [] if as_json else groups.items():
-        text = f"{what}{': ' + action if action else ''}"
-        click.echo(_named(group, text, True) if len(group) <= _FEW else f"{kind}: {len(group)} items: {text}")
+        text, repaired = fault.what, False
+        if downloads:
+            repaired, action = verification.repair(
+                store, fault, found, lambda wheel: downloads.fetch_wheel(wheel, store)
+            )
+            text += f": {action}"
+        remaining -= repaired
+        listed.append({**_json(fault.entry), "fault": fault.what, "tags": fault.tags, "repaired": repaired})
+        lines.append(f"{fault.entry.path}: {text}")
     if as_json:
         document = {
             "cache": str(store.root),
-            "checked_items": len(found.items),
+            "checked_items": len(found.entries),
             "bytes": sum(read),
             "faults": listed,
         }
         click.echo(json.dumps(document, indent=2))
-    elif not faults:
-        click.echo(f"{len(found.items)} items in {store.root}: no faults")
-    if damaged_tags:
+    else:
+        click.echo("\n".join(lines) or f"{len(found.entries)} items in {store.root}: no faults")
+    _raise_if_damaged(dict.fromkeys(tag for fault in faults for tag in fault.tags), remaining, repair)
+
+
+def _raise_if_damaged(tags: Iterable[str], remaining: int, repair: bool) -> None:
+    """:raises VerificationFailed: *tags* use damaged files, or faults remain."""
+    if names := "; ".join(tags):
         raise VerificationFailed(
-            "these tags use damaged files: " + "; ".join(damaged_tags),
+            f"these tags use damaged files: {names}",
             hint=f"{'' if repair else 'run: torchkiln cache verify --repair; then '}build these tags again",
         )
     if remaining:
@@ -240,6 +208,29 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
             "1 fault remains" if remaining == 1 else f"{remaining} faults remain",
             hint="see the lines above" if repair else "run: torchkiln cache verify --repair",
         )
+
+
+def parse_age(text: str) -> float:
+    """`"30d"`, `"12h"`, `"2w"`, `"90m"` as seconds.
+
+    :raises ConfigError: *text* is invalid.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"--older-than {text}: not a valid duration", hint="write 90m, 12h, 30d or 2w")
+    return float(match[1]) * {"m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}[match[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """`"20GB"`, `"500M"`, `"1.5GiB"`, `"0"` as bytes; GB is 10⁹, GiB 2³⁰.
+
+    :raises ConfigError: *text* is invalid.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)B?|B)?", text.strip().upper())
+    if match is None:
+        raise ConfigError(f"--max-size {text}: not a valid size", hint="write 500MB, 20GB or 20GiB")
+    step = 1024 if match[3] else 1000
+    return int(float(match[1]) * step ** (" KMGT".index(match[2]) if match[2] else 0))
 
 
 def _store() -> Store:
@@ -258,38 +249,20 @@ def _read_cache(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsa
     return found
 
 
-def _fetch(wheel: LockedWheel, store: Store) -> object:
-    return open_downloads(os.environ, store).fetch_wheel(wheel, store)
-
-
-def _json(usage: ItemUsage) -> dict[str, Any]:
-    item = usage.item
+def _json(entry: Entry) -> dict[str, Any]:
     return {
-        "kind": item.kind,
-        "path": item.path,
-        "title": item.title,
-        "bytes": item.size,
-        "shared": item.shared,
-        "last_use": int(item.used),
-        "why": usage.why,
-        "needed_by": [name for names in usage.users.values() for name in names],
-        "to_make_again": list(usage.makers),
+        "kind": entry.kind,
+        "path": entry.path,
+        "bytes": entry.size,
+        "shared": entry.shared,
+        "last_use": int(entry.used),
+        "needed_by": list(entry.users),
+        "in_use": entry.busy,
     }
 
 
-def _named(usages: Sequence[ItemUsage], text: str, by_name: bool) -> str:
-    return (
-        f"{', '.join(usage.item.title or usage.item.path for usage in usages)}: {text}" if by_name else text
-    )
-
-
-def _size(usages: Sequence[ItemUsage]) -> str:
-    return console.size(sum(usage.item.size for usage in usages))
-
-
-def _ago(now: float, usages: Iterable[ItemUsage]) -> str:
-    """The time since the last use of any of *usages*."""
-    seconds = max(now - max(usage.item.used for usage in usages), 0)
+def _ago(seconds: float) -> str:
+    """The time since the last use."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"
