@@ -16,7 +16,6 @@ from torchkiln.errors import KilnError
 LIBRARY = "torch/lib/libtorch_python.so"
 CODE = {LIBRARY: b"\x7fELF\0sm_75 sm_90 compute_90\0sm_75\0"}
 OURS = (ROOT / "matrix.yaml").read_text().replace('  - {torch: "2.9.1", cuda: "12.8"}\n', "")
-COMPAT = ROOT / "torchkiln" / "data" / "compat.yaml"
 LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
 CU12 = [
     "filelock",
@@ -61,7 +60,7 @@ class Workspace:
 
     def refused(self, *words: str) -> KilnError:
         """Run `matrix add`, which must fail and leave the matrix unchanged; returns the error."""
-        error, _, _ = self.run(*words)
+        error = self.run(*words)[0]
         assert error is not None
         assert self.file.read_text() == OURS
         return error
@@ -76,9 +75,10 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         add("default", "torch", "2.9.1", requires=CU12, tag=tag("cp313", "cp313t"), payload=b"t")
         add("default", "torch", "2.9.1", tag=tag("cp311", platform="manylinux_2_28_aarch64"))
         add("default", "torch", "2.9.1", tag=tag("cp311", platform="win_amd64"))
-        add("default", "torch", "2.99.0", requires=CU12, tag=tag("cp310"), files=CODE)
-        add("default", "torch", "2.99.1", requires=CU13, tag=tag("cp311"))
-        add("default", "torch", "2.99.1", requires=CU13, tag="1-" + tag("cp311"), payload=b"second build")
+        add("default", "torch", "2.99.0", requires=CU12, tag=tag("cp310"), files=CODE, python=">=3.10")
+        for build, payload in (("", b"1"), ("1-", b"2")):
+            details = {"requires": CU13, "payload": payload, "python": ">=3.10"}
+            add("default", "torch", "2.99.1", tag=build + tag("cp311"), **details)
         add("default", "torch", "2.99.2", requires=["filelock"], tag=tag("cp311"))
         add("default", "torch", "2.99.3", tag=tag("cp311", platform="macosx_11_0_arm64"))
         for version, torch in (("0.23.0", "2.8.0"), ("0.24.1", "2.9.1"), ("0.98.0", "2.98.0")):
@@ -88,8 +88,3 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         add("default", "torchaudio", "2.9.1", requires=["torch==2.9.1"], tag=tag("cp311"))
         add("default", "torchaudio", "2.99.0", tag=tag("cp311"))
         yield Workspace(server, tmp_path)
-
-
-def block_of(stdout: str) -> str:
-    """The YAML that `matrix add` proposes for `releases` in compat.yaml, from its stdout."""
-    return stdout.split("compat.yaml, under releases:\n")[1].split("\n# ")[0] + "\n"

@@ -46,7 +46,7 @@ def upgrade(images: Path) -> None:
 def release(checkout: Path) -> None:
     """Change the scene's matrix, facts and locks as `matrix add torch newest --smoke` would."""
     put(checkout / "images", locked("2.6.0"))
-    for name in ("matrix.yaml", "torchkiln/data/compat.yaml"):
+    for name in ("matrix.yaml", "facts.yaml"):
         with (checkout / name).open("a") as file:
             file.write("# 2.6.0\n")
 

@@ -325,7 +325,7 @@ def _folder(project: Project) -> LockFolder:
     from torchkiln.locks.folder import LockFolder
     from torchkiln.matrix import facts, matrix
 
-    known = facts.load()
+    known = facts.load(project.matrix)
     return LockFolder(project.images, matrix.read(project.matrix, known), known)
 
 

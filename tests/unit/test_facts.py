@@ -130,6 +130,11 @@ def test_the_shipped_facts_are_those_of_compat_yaml():
     assert parse((DATA / "compat.yaml").read_bytes()) == FACTS
 
 
+def test_no_fact_of_the_repository_is_outside_the_package() -> None:
+    """`matrix add` writes facts.yaml, which the wheel does not have: its facts belong into compat.yaml."""
+    assert not (ROOT / "facts.yaml").exists()
+
+
 def test_facts_are_frozen():
     with pytest.raises(FrozenInstanceError):
         FACTS.releases["2.7.1"].version = "2.7.2"  # type: ignore[misc]

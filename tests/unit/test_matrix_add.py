@@ -5,33 +5,32 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.added_release import (
-    CODE,
-    COMPAT,
-    CU12,
-    OURS,
-    Workspace,
-    block_of,
-    tag,
-    workspace,
-)
+from tests.added_release import CODE, CU12, OURS, Workspace, tag, workspace
 from tests.planned import FACTS, ROOT
 from torchkiln.cli import matrix as command
 from torchkiln.cli.matrix import matrix
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.add_release.compat_block import block
-from torchkiln.matrix.add_release.edit import with_block
-from torchkiln.matrix.add_release.propose import Companion, ReleaseMetadata
-from torchkiln.matrix.facts import parse
+from torchkiln.matrix import facts
+from torchkiln.matrix import matrix as grid
 
 __all__ = ["workspace"]
+
+
+def facts_of(stdout: str) -> str:
+    """The text of facts.yaml that `matrix add` prints."""
+    return stdout.split("# facts.yaml, beside it:\n")[1]
+
+
+def proposed(stdout: str) -> Any:
+    """The facts of the release that `matrix add` prints."""
+    (proposal,) = yaml.safe_load(facts_of(stdout))["releases"].values()
+    return proposal
 
 
 def test_a_known_release_needs_only_lines_of_the_matrix(workspace: Workspace) -> None:
@@ -79,7 +78,7 @@ def test_newest_is_the_newest_release_of_the_index(workspace: Workspace) -> None
     add("default", "torch", "3.0.0", requires=CU12, tag=tag("cp310"), files=CODE)
     add("default", "torch", "3.1.0rc1", requires=CU12, tag=tag("cp310"), files=CODE)
     _, out, _ = workspace.run("torch", "newest")
-    assert '\n  "3.0.0":\n' in out
+    assert "\n  3.0.0:\n" in out
 
 
 def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
@@ -95,22 +94,19 @@ def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
 
 
 def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:
-    """The printed block can be pasted into compat.yaml without changes."""
+    """The printed facts can be saved as facts.yaml without changes."""
     _, out, _ = workspace.run("torch", "2.99.0")
-    block = block_of(out)
-    wheel = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.99.0"))
+    proposal = proposed(out)
 
-    (proposal,) = yaml.safe_load(block).values()
     assert proposal["companions"] == {"torchvision": "0.99.0", "torchaudio": "2.99.0"}
-    assert "# torchaudio 2.99.0 does not pin torch: it was chosen by its version number" in block
-    assert "# no torchvision pins torch 2.99.0; 0.99.0 is the newest that allows it" in block
+    assert "# torchaudio 2.99.0 does not pin torch: it was chosen by its version number\n" in out
+    assert "# no torchvision pins torch 2.99.0; 0.99.0 is the newest that allows it\n" in out
     default = proposal["default"]
     assert (default["variant"], default["pythons"], default["triton_below"]) == ("cu128", ["cp310"], "3.15")
-    assert default["requires"] == ["filelock", "setuptools;python_version>='3.12'"]
-    assert default["bytes_cp310"] == len(workspace.server.files["default", "torch", wheel])
+    assert default["requires"] == ["filelock", 'setuptools; python_version >= "3.12"']
     assert set(default["pins"]) == {"nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
-    text = COMPAT.read_text().replace('\n  "2.0.1":', f'\n{block}  "2.0.1":', 1)
-    found = parse(text.encode())
+    (workspace.file.parent / "facts.yaml").write_text(facts_of(out))
+    found = facts.load(workspace.file)
     assert found.releases["2.99.0"].variant("cu128").nccl == "2.27.5"
     assert found.releases["2.99.0"].variant("cu128").archs == ("sm_75", "sm_90", "compute_90")
     assert found.releases["2.8.0"] == FACTS.releases["2.8.0"]
@@ -137,26 +133,23 @@ def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace:
 def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace: Workspace) -> None:
     """The index has two builds (build tags) of torch's wheel; the last one is used."""
     _, out, _ = workspace.run("torch", "2.99.1")
-    block = block_of(out)
+    proposal = proposed(out)
+    default = proposal["default"]
 
     assert '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.3"}\n' in out
-    assert "variant: cu133" in block
-    assert '        cuda-toolkit: "13.3.1"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
-    assert "toolkit: [cublas, cudart, nvrtc]" in block
-    assert (
-        'requires: ["cuda-bindings<14,>=13.0.3;python_version<\'3.15\'", "nvidia-cublas==13.1.0.3.*"]'
-        in block
-    )
-    assert 'triton: "~=3.9.0"' in block
-    assert "bytes_cp310" not in block
-    assert "cu133: {archs: [TODO], source: wheel}" in block
-    assert out.endswith(
-        '"13.3": {ga: "TODO", full: "TODO"}   # TODO: the driver tables of NVIDIA\'s CUDA release notes\n'
-    )
+    assert default["variant"] == "cu133"
+    assert default["pins"] == {"cuda-toolkit": "13.3.1", "nvidia-cudnn-cu13": "9.26.0.51"}
+    assert default["toolkit"] == ["cublas", "cudart", "nvrtc"]
+    assert [text.partition(";")[0] for text in default["requires"]] == [
+        *("cuda-bindings<14,>=13.0.3", "nvidia-cublas==13.1.0.3.*")
+    ]
+    assert default["triton"] == "~=3.9.0"
+    assert proposal["variants"] == {"cu133": {"archs": ["TODO"], "source": "wheel"}}
+    assert yaml.safe_load(facts_of(out))["cuda"] == {"13.3": {"ga": "TODO", "full": "TODO"}}
     ours = [
         data for (_, _, name), data in workspace.server.files.items() if name.startswith("torch-2.99.1-1-")
     ]
-    assert hashlib.sha256(ours[0]).hexdigest() in block
+    assert default["sha256"] == {"cp311": hashlib.sha256(ours[0]).hexdigest()}
 
 
 @pytest.mark.parametrize(
@@ -173,94 +166,93 @@ def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: byte
     add = workspace.server.add
     add("default", "torch", "2.99.5", requires=CU12, tag=tag("cp311"), files=CODE)
     add("default", "torchaudio", "2.99.5", tag=tag("cp311"), files={"torchaudio/version.py": text})
-    block = block_of(workspace.run("torch", "2.99.5")[1])
-    (proposal,) = yaml.safe_load(block).values()
+    _, out, _ = workspace.run("torch", "2.99.5")
 
-    assert proposal["companions"].get("torchaudio") == ("2.99.5" if kept else None)
-    note = "    # torchaudio 2.99.5 is built for CUDA 13.0: its import fails with torch for CUDA 12.8\n"
-    assert (note in block) is not kept
+    assert proposed(out)["companions"].get("torchaudio") == ("2.99.5" if kept else None)
+    note = "# torchaudio 2.99.5 is built for CUDA 13.0: its import fails with torch for CUDA 12.8\n"
+    assert (note in out) is not kept
 
 
-def test_the_block_of_a_complete_release_has_no_todo() -> None:
-    """If a value is missing, the block has a TODO in its place, which the schema refuses."""
-    default = FACTS.releases["2.9.1"].default
-    found = Companion(version="1.0", pins=True)
-    whole = ReleaseMetadata(
-        version="2.99.1",
-        cuda="12.8",
-        torchvision=found,
-        torchaudio=found,
-        cudnn_major=9,
-        default=default,
-        archs=("sm_90",),
-        bytes_cp310=None,
+@pytest.mark.parametrize(
+    ("lacking", "place"),
+    [("torchvision", "companions"), ("nvidia-cudnn", "cudnn_major"), ("triton", "default"), ("", "variants")],
+)
+def test_a_fact_that_the_index_lacks_is_a_todo(workspace: Workspace, lacking: str, place: str) -> None:
+    """The facts with a TODO are not written, and are refused in facts.yaml."""
+    server = workspace.server
+    requires = [text for text in CU12 if not lacking or not text.startswith(lacking)]
+    files = CODE if lacking else {}
+    server.add(
+        "default", "torch", "2.98.0", requires=requires, tag=tag("cp310"), files=files, python=">=3.10"
     )
-    none = Companion(version=None, pins=False)
-    partial = (
-        replace(whole, torchvision=none),
-        replace(whole, torchaudio=none),
-        replace(whole, cudnn_major=0),
-        replace(whole, default=replace(default, triton="")),
-        replace(whole, archs=()),
-    )
+    server.add("default", "torchaudio", "2.98.0", requires=["torch==2.98.0"], tag=tag("cp310"))
+    if lacking == "torchvision":
+        for key in [key for key in server.files if key[1] == "torchvision"]:
+            del server.files[key]
+        server.add("default", "torchvision", "0.1.0", requires=["torch==2.0.1"], tag=tag("cp310"))
+    error = workspace.refused("torch", "2.98.0", "--write")
+    _, out, _ = workspace.run("torch", "2.98.0")
 
-    assert (whole.is_complete, "TODO" in block(whole)) == (True, False)
-    assert [each.is_complete for each in partial] == [False] * 5
-    assert ["TODO" in block(each) for each in partial] == [True] * 5
-
-
-def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace: Workspace) -> None:
-    """With such a matrix, every command would fail."""
-    error = workspace.refused("torch", "2.99.1", "--write")
-
-    assert isinstance(error, ConfigError)
-    assert "compat.yaml has no facts for CUDA 13.3 and torch 2.99.1" in error.message
+    assert "the index does not have all facts of torch 2.98.0; nothing was written" in error.message
+    assert [key for key, value in proposed(out).items() if "TODO" in str(value)] == [place]
+    beside = workspace.file.parent / "facts.yaml"
+    assert str(beside) in error.hint
+    beside.write_text(facts_of(out))
+    with pytest.raises(ConfigError, match=rf"facts\.yaml: releases\.2\.98\.0\.{place}"):
+        facts.load(workspace.file)
 
 
-@pytest.fixture
-def compat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the facts; --write changes the copy instead of torchkiln's own file."""
-    copy = tmp_path / "compat.yaml"
-    copy.write_bytes(COMPAT.read_bytes())
-    monkeypatch.setattr(command, "_FACTS_FILE", copy)
-    return copy
-
-
-def test_write_inserts_the_facts_after_the_newest_older_release(workspace: Workspace, compat: Path) -> None:
-    before = compat.read_text()
-    error, out, err = workspace.run("torch", "2.99.0", "--write")
-    after = compat.read_text()
+def test_facts_of_a_release_and_its_cuda_may_be_completed_by_hand(workspace: Workspace) -> None:
+    _, out, _ = workspace.run("torch", "2.99.1")
+    text = facts_of(out).replace("archs: [TODO]", "archs: [sm_90]")
+    (workspace.file.parent / "facts.yaml").write_text(text.replace("TODO", "590.44.01"))
+    error, out, _ = workspace.run("torch", "2.99.1", "--write")
 
     assert error is None
-    assert "wrote torchkiln/data/compat.yaml" in err
-    assert after.replace("\n" + block_of(out).rstrip() + "\n", "", 1) == before
-    assert list(parse(after.encode()).releases)[-1] == "2.99.0"
-    assert '{torch: "2.99.0", cuda: "12.8"}' in workspace.file.read_text()
+    assert out == '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.3"}\n'
+    found = facts.load(workspace.file)
+    assert ("2.99.1", "13.3") in grid.read(workspace.file, found).pairs
+    assert found.cuda["13.3"].ga == "590.44.01"
 
 
-def test_the_facts_of_a_release_are_inserted_between_others(compat: Path) -> None:
-    text = with_block(compat.read_text(), "releases", "2.8.5", '  "2.8.5":\n    a: 1\n', name="x")
+def test_write_adds_the_facts_to_those_beside_the_matrix(workspace: Workspace) -> None:
+    """The facts in torchkiln's own folder do not change: it may be an installed package."""
+    workspace.server.add(
+        "default", "torch", "2.99.7", requires=CU12, tag=tag("cp310"), files=CODE, python=">=3.10"
+    )
+    before, beside = facts.own(), workspace.file.parent / "facts.yaml"
+    error, out, err = workspace.run("torch", "2.99.0", "--write")
 
-    assert '\n\n  "2.8.5":\n    a: 1\n\n  "2.9.1":\n' in text
-    with pytest.raises(ConfigError, match=r"x: releases has no version before 1\.0"):
-        with_block(text, "releases", "1.0", "", name="x")
+    assert error is None
+    assert f"wrote {beside}" in err
+    assert yaml.safe_load(beside.read_text()) == yaml.safe_load(facts_of(out))
+    assert workspace.run("torch", "2.99.7", "--write")[0] is None
+    found = facts.load(workspace.file)
+    assert [*found.releases] == [*before.releases, "2.99.0", "2.99.7"]
+    assert grid.read(workspace.file, found).pairs[-2:] == (("2.99.0", "12.8"), ("2.99.7", "12.8"))
+    assert facts.parse((ROOT / "torchkiln/data/compat.yaml").read_bytes()) == before
 
 
-def test_an_installed_package_does_not_change_its_facts(
-    workspace: Workspace, compat: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "INSTALLED", True)
-    error = workspace.refused("torch", "2.99.0", "--write")
+def test_facts_beside_a_matrix_do_not_replace_those_of_torchkiln(workspace: Workspace) -> None:
+    raw = yaml.safe_load((ROOT / "torchkiln/data/compat.yaml").read_text())
+    cuda = {"12.8": {"ga": "100.0", "full": "100.0"}}
+    changed = {**raw["releases"]["2.9.1"], "cudnn_major": 99}
+    beside = workspace.file.parent / "facts.yaml"
+    beside.write_text(yaml.safe_dump({"cuda": cuda, "releases": {"2.9.1": changed}}))
 
-    assert isinstance(error, ConfigError)
-    assert "is part of the installed package, and has no facts for torch 2.99.0" in error.message
-    assert compat.read_bytes() == COMPAT.read_bytes()
+    assert facts.load(workspace.file) == facts.own()
+    for text, why in (
+        ("traps: {}", "only `releases` and `cuda`"),
+        ("{", "facts.yaml:2: not valid YAML"),
+        ("- 1", "only "),
+    ):
+        beside.write_text(text)
+        assert why in workspace.refused("torch", "2.9.1").message
 
 
 @pytest.mark.parametrize(("locked", "expected", "count"), [(0, 10, 2), (4, 4, 1)])
 def test_it_is_locked_and_built_with_the_new_facts(
     workspace: Workspace,
-    compat: Path,
     monkeypatch: pytest.MonkeyPatch,
     locked: int,
     expected: int,
@@ -285,4 +277,4 @@ def test_it_is_locked_and_built_with_the_new_facts(
 
     assert done.exit_code == expected, done.output
     assert [one[3:] for one in ran] == [["lock", *cell], ["build", *cell, "--smoke"]][:count]
-    assert "2.99.0" in compat.read_text()
+    assert "2.99.0" in (workspace.file.parent / "facts.yaml").read_text()

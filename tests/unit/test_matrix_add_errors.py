@@ -11,12 +11,12 @@ from tests.added_release import (
     CU12,
     LIBRARY,
     Workspace,
-    block_of,
     tag,
     workspace,
 )
+from tests.unit.test_matrix_add import proposed
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
-from torchkiln.matrix.add_release import propose
+from torchkiln.matrix import add_release
 
 __all__ = ["workspace"]
 
@@ -29,11 +29,12 @@ def test_a_library_that_does_not_name_its_gpu_code(workspace: Workspace, library
         "default", "torch", "2.99.4", requires=CU12, tag=tag("cp311"), files={LIBRARY: library}
     )
 
-    assert "{archs: [TODO], source: wheel}" in block_of(workspace.run("torch", "2.99.4")[1])
+    proposal = proposed(workspace.run("torch", "2.99.4")[1])
+    assert proposal["variants"]["cu128"] == {"archs": ["TODO"], "source": "wheel"}
 
 
 def test_a_library_that_is_too_large(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(propose, "_LIBRARY_BYTES", 10)
+    monkeypatch.setattr(add_release, "_LIBRARY_BYTES", 10)
     error = workspace.refused("torch", "2.99.0")
 
     assert isinstance(error, BuildFailed)
@@ -103,7 +104,7 @@ def test_a_file_that_cannot_be_read(
     ],
 )
 def test_invalid_metadata_is_refused(workspace: Workspace, details: dict[str, Any], why: str) -> None:
-    """Otherwise the metadata would be printed, and written into compat.yaml."""
+    """Otherwise the metadata would be printed, and written into facts.yaml."""
     workspace.server.add("default", "torch", "2.99.9", tag=tag("cp311"), **details)
     error = workspace.refused("torch", "2.99.9")
 
@@ -114,7 +115,7 @@ def test_invalid_metadata_is_refused(workspace: Workspace, details: dict[str, An
 def test_a_wheel_for_an_unknown_python_is_ignored(workspace: Workspace) -> None:
     workspace.server.add("default", "torch", "2.99.0", tag=tag("cp3x"))
 
-    assert "pythons: [cp310]" in block_of(workspace.run("torch", "2.99.0")[1])
+    assert proposed(workspace.run("torch", "2.99.0")[1])["default"]["pythons"] == ["cp310"]
 
 
 def test_only_the_end_of_a_large_wheel_is_downloaded(workspace: Workspace) -> None:

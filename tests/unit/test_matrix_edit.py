@@ -7,7 +7,7 @@ import yaml
 
 from tests.planned import FACTS, ROOT
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.add_release.edit import with_pair, with_version
+from torchkiln.matrix.add_release import with_pair, with_version
 from torchkiln.matrix.matrix import load
 
 OURS_EDIT = (ROOT / "matrix.yaml").read_text()

@@ -304,12 +304,7 @@ def test_a_new_torch_release_is_proposed(tmp_path: Path) -> None:
 
     changed = git(place.origin, "diff", "--name-only", "main", "release").splitlines()
     new = "images/2.6.0-cuda12.1-cudnn9-runtime"
-    assert changed == [
-        f"{new}/lock.json",
-        f"{new}/requirements.txt",
-        "matrix.yaml",
-        "torchkiln/data/compat.yaml",
-    ]
+    assert changed == ["facts.yaml", f"{new}/lock.json", f"{new}/requirements.txt", "matrix.yaml"]
     (created,) = place.calls("gh", "pr", "create")
     assert created[:4] == ["--head", "release", "--title", "A new torch release"]
 

@@ -1,4 +1,4 @@
-"""`torchkiln matrix add torch X`: adds a release to matrix and facts, from its wheel on the index."""
+"""`torchkiln matrix add torch X`: adds a release to a matrix and its facts, from the wheel on the index."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+import yaml
 
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.groups import Group
@@ -18,44 +19,42 @@ from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts
 from torchkiln.matrix import matrix as matrix_of
-from torchkiln.matrix.add_release.compat_block import block, toolkit_line
-from torchkiln.matrix.add_release.edit import with_block, with_pair, with_version
-from torchkiln.matrix.add_release.propose import ReleaseMetadata, look_up
-from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.add_release import TODO, Proposal, look_up, with_pair, with_version
+from torchkiln.matrix.facts import EXTENSION, Facts
 from torchkiln.matrix.matrix import load
+from torchkiln.util import located_yaml
 from torchkiln.util.files import write_atomic
-from torchkiln.util.places import INSTALLED, PACKAGE
 from torchkiln.util.strict_json import read_file, text_of
 from torchkiln.util.versions import newest
 
-_FACTS = "torchkiln/data/compat.yaml"
-_FACTS_FILE = PACKAGE / "data/compat.yaml"
 _LIMIT = 1 << 20  # bytes
 NEWEST = "newest"
 
 
 @click.group("matrix", cls=Group)
 def matrix() -> None:
-    """Add a torch release to matrix.yaml and to the facts."""
+    """Add a torch release to matrix.yaml, and its facts to facts.yaml beside it."""
 
 
 @matrix.command("add")
 @click.argument("package", type=click.Choice(["torch"]), metavar="torch")
 @click.argument("version", metavar="VERSION")
-@click.option("--write", is_flag=True, help=f"write the lines into matrix.yaml and {_FACTS}")
+@click.option("--write", is_flag=True, help=f"write the lines into the matrix and {EXTENSION} beside it")
 @click.option("--build", is_flag=True, help="also lock, build and test the runtime image; implies --write")
 @click.option("--smoke", is_flag=True, help="fail if the image cannot be tested here; implies --build")
 @mirror_option
 @matrix_option
 def add(package: str, version: str, write: bool, build: bool, smoke: bool, matrix_file: Path) -> None:
-    """Print the line for matrix.yaml and the block of facts that a new torch release needs.
+    """Print the line for matrix.yaml and the facts that a new torch release needs.
+
+    Facts that torchkiln lacks are in the file facts.yaml beside the matrix.
 
     VERSION can be `newest`: the newest release on the index, if it is newer than those of the matrix.
 
     The values are read from the wheel on the index; only a few megabytes of it are downloaded. Nothing is
     written without --write.
     """
-    known = facts.load()
+    known = facts.load(matrix_file)
     grid = matrix_of.read(matrix_file, known)
     offered = None
     if version == NEWEST:
@@ -72,12 +71,16 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
         return
     release = look_up(version, offered or open_offered(os.environ, open_cache()))
     # A release for a CUDA version that the matrix lacks is one cell: other releases have no wheel for it.
-    beyond = release.cuda not in grid.cuda
-    _print(release, known, beyond=beyond)
+    beyond, new = release.cuda not in grid.cuda, _new_facts(release, known)
+    line = f'{{torch: "{version}", cuda: "{release.cuda}"}}' if beyond else f'"{version}"'
+    click.echo(f"# matrix.yaml, under {'beyond' if beyond else 'torch'}:\n  - {line}")
+    if new:
+        notes = "".join(f"# {note}\n" for note in release.notes)
+        click.echo(f"# {EXTENSION}, beside it:\n{notes}{_yaml(new)}", nl=False)
     if not (write or build or smoke):
         click.echo(f"matrix: nothing was written; --write writes the lines into {matrix_file}", err=True)
         return
-    _write(matrix_file, release, known, beyond=beyond)
+    _write(matrix_file, release, new, beyond=beyond)
     if build or smoke:
         _make(version, release.cuda, matrix_file, smoke=smoke)
 
@@ -95,56 +98,50 @@ def _make(version: str, cuda: str, matrix_file: Path, *, smoke: bool) -> NoRetur
     os.execv(sys.executable, [*python, *build])
 
 
-def _print(release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
-    if beyond:
-        click.echo(
-            f'# matrix.yaml, under beyond:\n  - {{torch: "{release.version}", cuda: "{release.cuda}"}}'
-        )
-    else:
-        click.echo(f'# matrix.yaml, under torch:\n  - "{release.version}"')
+def _new_facts(release: Proposal, known: Facts) -> dict[str, Any]:
+    """The facts of *release* that are not *known*, in the form of facts.yaml."""
+    found: dict[str, Any] = {}
+    if release.cuda not in known.cuda:  # the driver tables of NVIDIA's CUDA release notes
+        found["cuda"] = {release.cuda: {"ga": TODO, "full": TODO}}
     if release.version not in known.releases:
-        click.echo(f"# {_FACTS}, under releases:\n{block(release)}", nl=False)
-    if toolkit := toolkit_line(release, known):
-        click.echo(f"# {_FACTS}, under cuda:\n{toolkit}", nl=False)
+        found["releases"] = {release.version: release.entry}
+    return found
 
 
-def _write(matrix_file: Path, release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
-    """Write the line into the matrix, and the block into the facts if they lack the release.
+def _yaml(data: Any) -> str:
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
 
-    :raises ConfigError: a fact has no value yet, no place for the line is found, or the facts file is
-        part of an installed package.
+
+def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], *, beyond: bool) -> None:
+    """Write the line into the matrix, and *new* into facts.yaml beside it.
+
+    :raises ConfigError: a fact has no value yet, or no place for the line is found.
     """
-    lacking = block(release) if release.version not in known.releases else ""
-    missing = [f"CUDA {release.cuda}"] if release.cuda not in known.cuda else []
-    missing += [f"torch {release.version}"] if lacking and not release.is_complete else []
-    if missing:
+    beside, name = matrix_file.parent / EXTENSION, str(matrix_file)
+    if TODO in _yaml(new):
         raise ConfigError(
-            f"{_FACTS} has no facts for {' and '.join(missing)}; nothing was written",
-            hint=f"insert the lines above into {_FACTS}, replace each TODO by its value, and run this again",
+            f"the index does not have all facts of torch {release.version}; nothing was written",
+            hint=f"put the lines above into {beside}, replace each TODO by its value, and run this again",
         )
-    if lacking and INSTALLED:
-        raise ConfigError(
-            f"{_FACTS} is part of the installed package, and has no facts for torch {release.version}",
-            hint="upgrade torchkiln, or add the release in a checkout of it",
-        )
-    text, name = text_of(read_file(matrix_file, _LIMIT)), str(matrix_file)
+    text = text_of(read_file(matrix_file, _LIMIT))
     if beyond:
         text = with_pair(text, release.version, release.cuda, name=name)
     else:
         text = with_version(text, "torch", release.version, name=name)
-    known_then, compat = known, ""
-    if lacking:
-        compat = text_of(read_file(_FACTS_FILE, _LIMIT))
-        compat = with_block(compat, "releases", release.version, lacking, name=_FACTS)
-        known_then = facts.parse(compat.encode())
-    if (release.version, release.cuda) not in load(text, known_then, name=name).pairs:
+    before = read_file(beside, _LIMIT) if beside.exists() else b""
+    merged: dict[str, Any] = located_yaml.parse(text_of(before), name=str(beside)).data if before else {}
+    for key, entries in new.items():
+        merged[key] = {**merged.get(key, {}), **entries}
+    extended = _yaml(merged).encode() if new else before
+    known = facts.extended(extended, name=str(beside)) if extended else facts.own()
+    if (release.version, release.cuda) not in load(text, known, name=name).pairs:
         raise ConfigError(
             f"{matrix_file}: the line for {release.version} cannot be inserted",
             hint="insert it with an editor",
         )
-    if compat:
-        write_atomic(_FACTS_FILE, compat.encode(), mode=_FACTS_FILE.stat().st_mode & 0o777)
-        click.echo(f"matrix: wrote {_FACTS}", err=True)
+    if new:
+        write_atomic(beside, extended)
+        click.echo(f"matrix: wrote {beside}", err=True)
     write_atomic(matrix_file, text.encode(), mode=matrix_file.stat().st_mode & 0o777)
     command = as_typed(f"torchkiln lock --torch {release.version}")
     click.echo(f"matrix: wrote {matrix_file}; next: {command}", err=True)

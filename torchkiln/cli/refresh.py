@@ -36,7 +36,7 @@ def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json:
     One new base is made for each OS. Wheels, archives and their layers stay: only the base, the tools and the
     uppermost layer of an image change. Prints the tags whose locks changed.
     """
-    known = facts.load()
+    known = facts.load(matrix_file)
     grid, store = matrix.read(matrix_file, known), open_cache()
     locks = [load_locked(images, path.parent.name) for path in sorted(images.glob("*/lock.json"))]
     chosen = [locked for locked in locks if not os_names or locked.base.os in os_names]

@@ -69,7 +69,7 @@ def ls(
         raise click.MissingParameter(param_hint="'REGISTRY/REPOSITORY'", param_type="argument")
     if as_json and site is not None:
         raise click.UsageError("--json cannot be used with --site")
-    known = facts.load()
+    known = facts.load(matrix_file)
     grid = matrix.read(matrix_file, known)
     registry_name, found = "", list[CatalogEntry]()
     if target is not None:
@@ -154,7 +154,7 @@ def withdraw(
             f"{target}: no tag and no digest",
             hint="write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST",
         )
-    grid = matrix.read(matrix_file, facts.load())
+    grid = matrix.read(matrix_file, facts.load(matrix_file))
     demand_reason(reason)
     active = active_policy(policy_file, matrix_file, grid)
     signer = signer_of(signing, demanded=active.policy.signed)

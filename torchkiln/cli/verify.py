@@ -77,7 +77,8 @@ def verify(
         _layout(target or f"{folder}:{ref}", folder, ref, as_json, quiet)
         return
     reference, depth = published_reference(target), Depth(full=full, rebuild=rebuild, untrusted=untrusted)
-    known, matrix_file = facts.load(), policy_file or chosen.matrix_file
+    matrix_file = policy_file or chosen.matrix_file
+    known = facts.load(matrix_file)
     grid = matrix.read(matrix_file, known)
     if policy_file is None:  # rootfs/ of the current folder is not trusted to say what an image contains
         grid = replace(grid, folder=None)

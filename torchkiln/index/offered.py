@@ -43,10 +43,6 @@ class Releases:
         """
         return metadata_of(self.pages.session, wheel)
 
-    def size(self, wheel: FileAt) -> int:
-        """The size of *wheel* in bytes."""
-        return self.pages.measure(wheel).size or 0
-
     def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
         """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none.
 

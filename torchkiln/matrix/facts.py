@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +20,12 @@ from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.model.cell import Toolkit
 from torchkiln.util.places import how_to_restore
 from torchkiln.util.schema import dotted, shipped
-from torchkiln.util.strict_json import text_of
+from torchkiln.util.strict_json import read_file, text_of
 
 _LIMIT = 1 << 20  # bytes; the file has 50,000
 _HINT = how_to_restore("torchkiln/data/compat.yaml")
+_OWN = files("torchkiln").joinpath("data/compat.yaml")
+EXTENSION = "facts.yaml"
 
 Pairs = tuple[tuple[str, str], ...]
 IndexHash = tuple[str, str, str, str]  # of PyTorch's index: variant, CPython tag, project, hex sha256
@@ -168,10 +171,45 @@ class Facts:
         return traps | dict(self.checks)
 
 
+def load(matrix: Path | None = None) -> Facts:
+    """torchkiln's own facts, with the releases and versions of CUDA in `facts.yaml` beside *matrix*, if any.
+
+    :raises ConfigError: facts.yaml cannot be read, or is invalid.
+    """
+    if matrix is None:
+        return own()
+    path = matrix.parent / EXTENSION
+    try:
+        return extended(read_file(path, _LIMIT), name=str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return own()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", hint="correct or delete it") from error
+
+
 @cache
-def load() -> Facts:
+def own() -> Facts:
     """torchkiln's own facts, read once per process."""
-    return parse(files("torchkiln").joinpath("data/compat.yaml").read_bytes())
+    return parse(_OWN.read_bytes())
+
+
+@cache
+def extended(data: bytes, *, name: str = EXTENSION) -> Facts:
+    """torchkiln's own facts with the `releases` and `cuda` of *data* that these lack.
+
+    :raises ConfigError: *data* is invalid; lists the violations of the schema.
+    :raises ValueError: *data* is not UTF-8.
+    """
+    from torchkiln.util import located_yaml
+
+    hint = f"correct {name}; `torchkiln matrix add torch VERSION` prints valid facts"
+    more = located_yaml.parse(text_of(data), name=name).data
+    if not isinstance(more, dict) or not more.keys() <= {"releases", "cuda"}:
+        raise ConfigError(f"{name}: only `releases` and `cuda` can be added", hint=hint)
+    raw = _yaml(_OWN.read_bytes(), "compat.yaml")
+    if faults := _faults({**raw, **more}, name):
+        raise ConfigError.of(faults, hint=hint)
+    return _facts({**raw, **{key: {**raw[key], **entries, **raw[key]} for key, entries in more.items()}})
 
 
 def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
@@ -179,6 +217,14 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
 
     :raises ConfigError: *data* is invalid; lists the violations of its schema.
     """
+    raw = _yaml(data, name)
+    try:
+        return _facts(raw)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError.of(_faults(raw, name) or [f"{name}: {error!r}"], hint=_HINT) from error
+
+
+def _yaml(data: bytes, name: str) -> Any:
     import yaml
 
     from torchkiln.util.located_yaml import reject_aliases
@@ -188,13 +234,9 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
             raise ValueError(f"longer than {_LIMIT} bytes")
         text = text_of(data)
         reject_aliases(text, name)
-        raw = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: {error}", hint=_HINT) from error
-    try:
-        return _facts(raw)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError.of(_faults(raw, name) or [f"{name}: {error!r}"], hint=_HINT) from error
 
 
 def _faults(raw: Any, name: str) -> list[str]:
@@ -209,25 +251,23 @@ def _faults(raw: Any, name: str) -> list[str]:
 
 def _facts(raw: dict[str, Any]) -> Facts:
     releases = {release.version: release for release in _releases(raw["releases"])}
+    limits = {f"{table}.{name}": body for table in ("traps", "rules") for name, body in raw[table].items()}
+    frozen = MappingProxyType
     return Facts(
         as_of=raw["as_of"],
-        releases=MappingProxyType(releases),
-        cu118_pins=_pairs(raw["cu118_pins"]),
+        releases=frozen(releases),
+        cu118_pins=tuple(raw["cu118_pins"].items()),
         traps=tuple(_trap(name, body) for name, body in raw["traps"].items()),
-        limit_texts=_limit_texts(raw),
-        checks=_limits(raw["checks"]),
-        toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
-        host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
+        limit_texts=frozen({name: body["limit"] for name, body in limits.items() if "limit" in body}),
+        checks=frozen({name: body["limit"] for name, body in raw["checks"].items()}),
+        toolkits=frozen({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
+        host_gcc=frozen({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
         redist=cuda_redist.load(),
-        cuda=MappingProxyType({name: Drivers(**_without_source(body)) for name, body in raw["cuda"].items()}),
-        floors=MappingProxyType(
-            {name: MinimumDriver(**_without_source(body)) for name, body in raw["floors"].items()}
-        ),
+        cuda=frozen({name: Drivers(**_without_source(body)) for name, body in raw["cuda"].items()}),
+        floors=frozen({name: MinimumDriver(**_without_source(body)) for name, body in raw["floors"].items()}),
         gpus=tuple(_gpu_class(capability, body) for capability, body in raw["gpus"].items()),
-        sources=MappingProxyType(
-            {name: SourceInfo(id=name, **body) for name, body in raw["sources"].items()}
-        ),
-        citations=MappingProxyType(_citations(raw, releases)),
+        sources=frozen({name: SourceInfo(id=name, **body) for name, body in raw["sources"].items()}),
+        citations=frozen(_citations(raw, releases)),
     )
 
 
@@ -235,22 +275,6 @@ def cuda_of(variant: str) -> str:
     """`"cu126"` as `"12.6"`: the last digit is the minor."""
     digits = variant.removeprefix("cu")
     return f"{digits[:-1]}.{digits[-1]}"
-
-
-def _limits(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    return MappingProxyType({name: body["limit"] for name, body in raw.items()})
-
-
-def _limit_texts(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    """The sentences of all limits of cells, by fact. `{gpus}` is replaced by the limit's value."""
-    return MappingProxyType(
-        {
-            f"{table}.{name}": body["limit"]
-            for table in ("traps", "rules")
-            for name, body in raw[table].items()
-            if "limit" in body
-        }
-    )
 
 
 def _releases(raw: Mapping[str, Any]) -> list[Release]:
@@ -265,7 +289,7 @@ def _releases(raw: Mapping[str, Any]) -> list[Release]:
 def _release(version: str, body: Mapping[str, Any]) -> Release:
     pins = body["default"]["pins"]
     values = {key: value for key, value in body["default"].items() if key != "bytes_cp310"}
-    values |= {"pins": _pairs(pins), "sha256": _pairs(values["sha256"])}
+    values |= {"pins": tuple(pins.items()), "sha256": tuple(values["sha256"].items())}
     wheel = DefaultWheel(**_frozen(values))
     variants = []
     for name, variant in body["variants"].items():
@@ -316,7 +340,7 @@ def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Relea
             wheel,
             triton=differs.get("triton", wheel.triton),
             triton_below=differs.get("triton_below", wheel.triton_below),
-            sha256=_pairs(differs["sha256"]),
+            sha256=tuple(differs["sha256"].items()),
         ),
         index_sha256=(),
         torchvision_requires=(),
@@ -329,9 +353,8 @@ def _trap(name: str, body: Mapping[str, Any]) -> Trap:
 
 
 def _toolkit(cuda: str, body: Mapping[str, Any]) -> KnownToolkit:
-    values = _without_source(body)
-    requires = values.pop("requires", "")
-    return KnownToolkit(requires=requires, toolkit=Toolkit(cuda=cuda, **values))
+    values = {"requires": "", **_without_source(body)}
+    return KnownToolkit(requires=values.pop("requires"), toolkit=Toolkit(cuda=cuda, **values))
 
 
 def _without_source(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,15 +378,11 @@ def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:
     )
 
 
-def _pairs(mapping: Mapping[str, str]) -> Pairs:
-    return tuple(mapping.items())
-
-
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
     """The source ids of each fact, by the fact's id."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
-    of_index = ("index_sha256", "index_companions")
-    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), **{name: general[name] for name in of_index}}
+    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
+    cited |= {name: general[name] for name in ("index_sha256", "index_companions")}
     cited |= {f"cuda.{name}": tuple(body["source"]) for name, body in raw["cuda"].items() if "source" in body}
     for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}

@@ -41,9 +41,10 @@ def _facts() -> Facts:
 
 def _matrix(context: click.Context) -> Matrix:
     from torchkiln.cli.shared.options import project_matrix
-    from torchkiln.matrix import matrix
+    from torchkiln.matrix import facts, matrix
 
-    return matrix.read(context.params.get("matrix_file") or project_matrix(), _facts())
+    path = context.params.get("matrix_file") or project_matrix()
+    return matrix.read(path, facts.load(path))
 
 
 def _tags(context: click.Context) -> Iterable[str]:

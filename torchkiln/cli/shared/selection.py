@@ -79,7 +79,7 @@ class CellOptions:
         """
         if self._read:
             return self._read[0]
-        known = facts.load()
+        known = facts.load(self.matrix_file)
         if file := os.environ.get(cuda_redist.VARIABLE):
             known = replace(known, redist=cuda_redist.read(Path(file)))
         self._read.append((matrix.read(self.matrix_file, known), known))

@@ -90,9 +90,9 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
     named = context.get_parameter_source("matrix_file") is ParameterSource.COMMANDLINE
     chosen = policy_file or (matrix_file if named else None)
     if chosen is not None:
-        found = grid if chosen == matrix_file else matrix.read(chosen, facts.load())
+        found = grid if chosen == matrix_file else matrix.read(chosen, facts.load(chosen))
         return ActivePolicy(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
-    own = grid if _is_same(matrix_file, MATRIX) else matrix.read(MATRIX, facts.load())
+    own = grid if _is_same(matrix_file, MATRIX) else matrix.read(MATRIX, facts.load(MATRIX))
     _note_ignored(matrix_file, grid.policy, own.policy)
     return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=MATRIX)
 
