@@ -12,9 +12,8 @@ from torchkiln.gate.cell_state import record_of
 from torchkiln.gate.gpu_stack import built_from
 from torchkiln.locks.folder import LockFolder
 from torchkiln.site.catalogue import Catalogue
-from torchkiln.site.images import ImageRecord, catalogue
+from torchkiln.site.images import ImageRecord, catalogue, read_records
 from torchkiln.site.pages import render
-from torchkiln.site.records import read_records
 from torchkiln.smoke.suite import load_suite
 
 HOSTILE = (

@@ -71,7 +71,7 @@ IMPURE: Mapping[str, str] = {
     "locks/systems.py": "builds bases and tools",
     "plan/load.py": "reads the checkout's own files",
     "site/folder.py": "writes the folder of the site",
-    "site/records.py": "reads the locks, and plans their images",
+    "site/images.py": "reads the locks, and plans their images",
     "sbom/image.py": "reads the layers of an image",
     "projects/bill.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",

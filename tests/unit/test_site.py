@@ -22,7 +22,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.site import images
 from torchkiln.site.catalogue import Catalogue, ListedImage, Published
-from torchkiln.site.commands import commands
+from torchkiln.site.documents import commands
 from torchkiln.site.images import ImageRecord
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT

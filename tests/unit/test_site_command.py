@@ -25,7 +25,7 @@ from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import inputs_digest, load_locked, save
 from torchkiln.matrix.tags import tag_of
 from torchkiln.site.folder import write_folder
-from torchkiln.site.records import read_records
+from torchkiln.site.images import read_records
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.report import to_json
 from torchkiln.util import files

@@ -11,20 +11,29 @@ import base64
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
+from torchkiln.matrix import pick, sentences
 from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.gpu_archs import how_served, is_kept_for
+from torchkiln.model.cell import Source
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.report import Finding
+from torchkiln.publishing.warnings import WARNINGS
 from torchkiln.site.catalogue import Catalogue, ListedImage
-from torchkiln.site.commands import commands
-from torchkiln.site.documents import image_json, index_json
-from torchkiln.site.picker import picker_data
-from torchkiln.site.texts import Language, languages
+from torchkiln.site.documents import commands, image_json, index_json
 from torchkiln.util.files import pretty_json
+from torchkiln.util.sentences import Texts, Value, said
 from torchkiln.util.sizes import size
-from torchkiln.util.versions import numbers
+from torchkiln.util.versions import major_of, numbers
 
 TEMPLATES = Path(__file__).with_name("templates")
+_TEXTS = Path(__file__).with_name("texts.yaml")
 _POLICY = (
     "default-src 'none'; img-src data:; style-src {style}; script-src {theme} {script}; base-uri 'none';"
     " form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -37,6 +46,68 @@ _OF_COMPARISON = (
     " shared_layers only_in unknown_more comma colon"
 )
 _OF_IMAGE = "copy copied"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A text of a page."""
+
+    text: str
+    lang: str = ""  # "en": an English message of a program; empty: the language of the page
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Language:
+    """A language of the pages, and the texts by name."""
+
+    code: str  # as in HTML's `lang`
+    folder: str  # of its pages, with a slash at its end; empty: the root
+    texts: Texts
+
+    @property
+    def is_english(self) -> bool:
+        """Whether messages of programs, which are English, are in the language of the page."""
+        return self.code == "en"
+
+    def said(self, value: Value) -> str:
+        """*value* as a sentence in this language."""
+        return said(value, self.texts)
+
+    def notice(self, value: Value) -> Shown:
+        """A warning about an image: a sentence, or an English message about invalid statements."""
+        return self._quoted(value) if isinstance(value, str) else Shown(text=self.said(value))
+
+    def reason(self, finding: Finding) -> Shown:
+        """Why a check does not apply, was skipped or failed; it is empty if the check passed."""
+        if finding.outcome == "not-applicable":
+            names = (f"{table}.{finding.message}" for table in ("checks", "traps"))
+            if name := next((name for name in names if name in self.texts), None):
+                return Shown(text=self.texts[name])
+        return self._quoted(finding.message)
+
+    def _quoted(self, text: str) -> Shown:
+        return Shown(text=text, lang="en" if text and not self.is_english else "")
+
+
+def languages(facts: Facts) -> tuple[Language, ...]:
+    """The languages of the site, English first; *facts* has the English sentences of limits."""
+    pairs = _pairs()
+    english = {name: text for name, (text, _) in pairs.items() if text}
+    limits = {f"checks.{name}": text for name, text in facts.checks.items()} | dict(facts.limit_texts)
+    tables: tuple[Texts, ...] = (pick.SENTENCES, sentences.SENTENCES, WARNINGS, limits)
+    for table in tables:
+        english |= table
+    chinese = {name: text for name, (_, text) in pairs.items()}
+    return (
+        Language(code="en", folder="", texts=english),
+        Language(code="zh-Hans", folder="zh/", texts=chinese),
+    )
+
+
+@cache
+def _pairs() -> Mapping[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = yaml.safe_load(_TEXTS.read_text("utf-8"))
+    return found
 
 
 def render(catalogue: Catalogue, facts: Facts, reports: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -83,9 +154,10 @@ def _pages(
     def texts(names: str) -> dict[str, str]:
         return {name: language.texts[name] for name in names.split()}
 
-    table, sentences = _titled(data["compare"], language), {"sentences": language.sentences()}
+    table = data["compare"]
     yield page("index.html.j2", "index.html", data={"texts": texts(_OF_SEARCH), "packed": table})
-    in_language = {"texts": texts(_OF_PICKER), "pick-data": data["pick"] | sentences}
+    picker = {**data["pick"], "sentences": {name: language.texts[name] for name in pick.SENTENCES}}
+    in_language = {"texts": texts(_OF_PICKER), "pick-data": picker}
     yield page("pick.html.j2", "pick.html", data=in_language)
     yield page("compare.html.j2", "compare.html", data={"texts": texts(_OF_COMPARISON), "packed": table})
     for image in catalogue.images:
@@ -96,11 +168,6 @@ def _pages(
             commands=commands(image, catalogue),
             data={"texts": texts(_OF_IMAGE)},
         )
-
-
-def _titled(table: Mapping[str, Any], language: Language) -> dict[str, Any]:
-    """The packed *table* with the titles of layers in *language*."""
-    return {**table, "layers": [(language.layer(title), *rest) for title, *rest in table["layers"]]}
 
 
 def _environment() -> Any:
@@ -173,3 +240,64 @@ def _layers_of(image: ListedImage) -> list[tuple[str, str, int | None]]:
 def _positions(lists: Iterable[Iterable[T]]) -> dict[T, int]:
     values = dict.fromkeys(value for each in lists for value in each)
     return {value: position for position, value in enumerate(values)}
+
+
+def picker_data(images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
+    """The GPUs, and for each of *images* its drivers and how it serves each capability.
+
+    `pick` in site.js applies the rules of `matrix.pick` to this data; a test compares both.
+    """
+    return {
+        "machine": LINUX_AMD64.machine,
+        "sentences": pick.SENTENCES,
+        "torch": list(dict.fromkeys(image.resolution.cell.torch for image in images)),
+        "gpus": list(_gpus(facts)),
+        "images": [_image(image, images, facts) for image in images],
+    }
+
+
+def _gpus(facts: Facts) -> Iterator[dict[str, Any]]:
+    for kind in facts.gpus:
+        for name in (*kind.names, kind.capability):
+            [gpu] = pick.parse_gpus([name], facts)
+            yield {
+                "name": gpu.name,
+                "capability": kind.capability,
+                "first": kind.first_branch,
+                "last": kind.last_branch,
+                "refused": pick.refused(gpu),
+            }
+
+
+def _image(image: ListedImage, images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
+    resolution = image.resolution
+    cell, build = resolution.cell, resolution.build
+    assert build is not None  # each image of the catalogue has a build of torch
+    return {
+        "tag": image.tag,
+        "torch": cell.torch,
+        "cuda": cell.cuda,
+        "minimum": resolution.min_driver,
+        "full": resolution.full_driver,
+        "major": major_of(build.cuda),
+        "build": build.version,
+        "archs": " ".join(build.archs),
+        "kept": ", ".join(cell.gpus),
+        "default_index": build.source is Source.DEFAULT,
+        "runtime": cell.flavor == "runtime",
+        "torch_rank": _rank(cell.torch, [other.resolution.cell.torch for other in images]),
+        "cuda_rank": _rank(cell.cuda, [other.resolution.cell.cuda for other in images]),
+        "code": {kind.capability: _code(build.archs, kind.capability, cell.gpus) for kind in facts.gpus},
+    }
+
+
+def _code(archs: Sequence[str], capability: str, kept: Sequence[str]) -> str:
+    """How the image supports *capability*: "cubin", "ptx", "none", or "cut" (thin image without its code)."""
+    if not is_kept_for(capability, kept):
+        return "cut"
+    return how_served(archs, capability) or "none"
+
+
+def _rank(version: str, versions: Sequence[str]) -> int:
+    """The position of *version* among all, the oldest first."""
+    return sorted(set(versions), key=numbers).index(version)

@@ -18,9 +18,8 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.publishing.catalog import CatalogEntry
 from torchkiln.site.catalogue import Published
 from torchkiln.site.folder import demand_replaceable, write_folder
-from torchkiln.site.images import catalogue
+from torchkiln.site.images import catalogue, read_records
 from torchkiln.site.pages import render
-from torchkiln.site.records import read_records
 from torchkiln.smoke.suite import load_suite
 
 _PROOFS = Path("docs/proofs")

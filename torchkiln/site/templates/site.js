@@ -186,7 +186,7 @@
     };
     const list = (title, layers) => make("details", [
       make("summary", title),
-      make("ul", layers.map((layer) => make("li", layer[2] === null ? layer[0] : layer[0] + say("colon") + size(layer[2])))),
+      make("ul", layers.map((layer) => make("li", [make("span", layer[0], { lang: "en" }), layer[2] === null ? "" : say("colon") + size(layer[2])]))),
     ]);
     const show = () => {
       const [a, b] = fields.map((field) => table.images.find((image) => image.tag === field.value));
