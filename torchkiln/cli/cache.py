@@ -22,6 +22,7 @@ from torchkiln.cli.shared.options import images_folder, json_option, options
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index.download import open_downloads
+from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
@@ -171,14 +172,15 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
 
         faults = verification.faults(store, found, advanced=advanced)
     console.say(f"read {console.size(sum(read))} in {time.monotonic() - started:.1f} s")
-    downloads = open_downloads(os.environ, store) if repair and faults else None
+
+    def fetch(wheel: LockedWheel) -> object:
+        return open_downloads(os.environ, store).fetch_wheel(wheel, store)
+
     lines, listed, remaining = [], [], len(faults)
     for fault in faults:
         text, repaired = fault.what, False
-        if downloads:
-            repaired, action = verification.repair(
-                store, fault, found, lambda wheel: downloads.fetch_wheel(wheel, store)
-            )
+        if repair:
+            repaired, action = verification.repair(store, fault, found, fetch)
             text += f": {action}"
         remaining -= repaired
         listed.append({**_json(fault.entry), "fault": fault.what, "tags": fault.tags, "repaired": repaired})
