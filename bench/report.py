@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.markdown import table
 from bench.plot import Bar, bars, number
-from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_json
+from bench.results import Figure, Outcome, Side, outcome_from_json
 
 _MIB = 1 << 20
 _HEAD = """# Benchmarks
@@ -16,7 +16,8 @@ _HEAD = """# Benchmarks
 `make bench` writes this page; [bench.json](bench.json) has the values of every round. "Ours" is torchkiln.
 ".pyc cached" means that the cache has the .pyc files, ".pyc made" that the build compiles them. The commands
 of a table ran in turn (A B C, A B C, ...): each turn is a round. A ratio compares two rows of one round. The
-tables show the median, with minimum and maximum. Seconds are elapsed time, including the start of Python.
+tables show the median, with minimum and maximum; figures that have a target are only in the first table.
+Seconds are elapsed time, including the start of Python.
 Core-seconds are user and system time of the whole process tree, as the kernel reports them at its end. Peak
 memory is the largest sum of the PSS of all processes, read ten times a second. "MB out" is the size of the
 output: the layers of the wheels, or the downloaded files; if it is something else, the section says so. Sizes
@@ -121,18 +122,8 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
         parts.append(table(titles, map(_side_row, outcome.sides)))
-    if outcome.figures:
-        parts.append(table(("figure", "median (minimum to maximum)"), map(_figure_row, outcome.figures)))
-    staged = [side for side in outcome.sides if _is_staged(side)] if not outcome.series else []
-    if staged:
-        parts.append("Core-seconds of each stage (medians; measured from outside, by process and thread):\n")
-        parts.append(table(("side", *STAGES), (_stage_row(side) for side in staged)))
-    legs = list(
-        dict.fromkeys(leg for side in outcome.sides for sample in side.samples for leg, _ in sample.legs)
-    )
-    if legs:
-        parts.append("Seconds of each step (medians):\n")
-        parts.append(table(("side", *legs), (_leg_row(side, legs) for side in outcome.sides)))
+    if figures := [figure for figure in outcome.figures if not figure.target]:
+        parts.append(table(("figure", "median (minimum to maximum)"), map(_figure_row, figures)))
     parts += [f"{note}\n" for note in outcome.notes]
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
@@ -168,23 +159,6 @@ def _target_row(figure: Figure) -> tuple[str, ...]:
         spread(figure),
         "yes" if figure.met else "**no**",
     )
-
-
-def _is_staged(side: Side) -> bool:
-    return any(dict(sample.stages).get("convert") for sample in side.samples)
-
-
-def _stage_row(side: Side) -> tuple[str, ...]:
-    def middle(samples: Sequence[Sample], stage: str) -> float:
-        return statistics.median(dict(sample.stages).get(stage, 0.0) for sample in samples)
-
-    return (side.name, *(f"{middle(side.samples, stage):.1f}" for stage in STAGES))
-
-
-def _leg_row(side: Side, legs: Sequence[str]) -> tuple[str, ...]:
-    samples = [dict(sample.legs) for sample in side.samples]
-    times = ([item[leg] for item in samples if leg in item] for leg in legs)
-    return (side.name, *(number(statistics.median(found)) if found else "" for found in times))
 
 
 def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:

@@ -94,13 +94,13 @@ def provoke(case: Case, folder: Path) -> Ran:
 
 
 def page_of(results: Mapping[str, Ran]) -> str:
-    """The text of docs/hostile-documents.md: the messages of all cases, by kind of document and command."""
+    """The text of tests/golden/hostile-documents.md: the messages of all cases, by kind of document and command."""
     lines = [
         "# Messages for malformed and malicious documents",
         "",
         "`make golden` writes this page: it runs each case of `tests/hostile_documents.py` on the command line.",
         "Hashes are shortened to `…`. A hint is shown once for each command, and again where a case has another.",
-        "The numbers are [exit codes](reference.md#exit-codes).",
+        "The numbers are [exit codes](../../docs/reference.md#exit-codes).",
     ]
     kinds: dict[str, dict[tuple[tuple[str, ...], int], list[tuple[str, str, str]]]] = {}
     for case in CASES:

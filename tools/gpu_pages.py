@@ -2,8 +2,7 @@
 """Write docs/gpu-*.svg and the generated parts of docs/gpu-proof.md from the GPU reports in docs/proofs.
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
-`mutants`, `benchmark`, `trend` or `busbw`. All figures, and the names of device, driver and torch, come from
-reports.
+`mutants`, `benchmark` or `busbw`. All figures, and the names of device, driver and torch, come from reports.
 `--check` writes nothing and exits with 5 if anything is stale.
 """
 
@@ -37,10 +36,8 @@ from tools.gpu_runs import (  # noqa: E402
     runs,
     timed_batches,
 )
-from tools.gpu_trend import trend_part  # noqa: E402
 from tools.kept import short  # noqa: E402
 from tools.pages import stale_in, write_or_check  # noqa: E402
-from torchkiln.model.report import Finding  # noqa: E402
 from torchkiln.smoke.verdict import verdict  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -57,7 +54,6 @@ def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
         "checks": checks_part(known),
         "mutants": mutants_part(broken),
         "benchmark": benchmark_part(known),
-        "trend": trend_part(known),
         "busbw": busbw_part(known),
     }
     return markdown.filled(text, lambda what: parts[what] or _NONE)
@@ -89,22 +85,25 @@ def _image(run: Run) -> str:
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A table with a row for each check above tier 0 and a column for each report: outcome and seconds."""
-    tiers = {found.id: found.tier for run in known for found in run.report.findings if found.tier > 0}
-    rows = [
-        (str(tier), f"`{check}`", *(_outcome(run.finding(check)) for run in known))
-        for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
-    ]
-    head = ("tier", "check", *(run.title for run in known))
+    """A table with a row for each report: how many checks of each tier passed, and what did not pass."""
+    rows = [(run.title, *(_passed(run, tier) for tier in (1, 2, 3)), _not_passed(run)) for run in known]
+    head = ("report", "tier 1", "tier 2", "tier 3", "not applicable, skipped or failed")
     return table(head, rows) + footnote(known) if rows else ""
 
 
-def _outcome(found: Finding | None) -> str:
-    if found is None:
-        return ""
-    if found.outcome in ("passed", "failed"):
-        return f"{found.outcome}, {found.seconds:.0f} s"
-    return ": ".join((found.outcome, *found.message.splitlines()[:1]))
+def _passed(run: Run, tier: int) -> str:
+    found = [found for found in run.report.findings if found.tier == tier and found.outcome == "passed"]
+    return f"{len(found)} passed, {sum(one.seconds for one in found):.0f} s" if found else ""
+
+
+def _not_passed(run: Run) -> str:
+    """The checks above tier 0 that did not pass, by outcome and the first line of the message."""
+    checks: dict[str, list[str]] = {}
+    for found in run.report.findings:
+        if found.tier and found.outcome != "passed":
+            reason = ": ".join((found.outcome, *found.message.splitlines()[:1]))
+            checks.setdefault(reason, []).append(f"`{found.id}`")
+    return "; ".join(f"{', '.join(ids)} {reason}" for reason, ids in checks.items())
 
 
 def mutants_part(broken: Sequence[Mutants]) -> str:
@@ -135,7 +134,7 @@ def benchmark_part(known: Sequence[Run]) -> str:
     )
     return "\n".join(
         (
-            "".join(f"- {run.title}: {_conditions(run, values)}\n" for run, values in measured)
+            "".join(dict.fromkeys(f"{_conditions(values)}\n" for _, values in measured))
             + footnote(run for run, _ in measured),
             _speeds(measured, timed),
             _gates_table(measured, timed),
@@ -144,15 +143,15 @@ def benchmark_part(known: Sequence[Run]) -> str:
     )
 
 
-def _conditions(run: Run, values: Mapping[str, Any]) -> str:
+def _conditions(values: Mapping[str, Any]) -> str:
     timed = lengths(values)
     batches = joined(timed_batches(values).values())
     memory = "" if batches == str(values["batch"]) else f" Peak memory: batch {values['batch']}."
-    return f"{run.summary()}. Batch {batches}, medians of {_counts(values, timed)} steps.{memory}"
+    return f"Batch {batches}, medians of {_counts(values, timed)} steps.{memory}"
 
 
 def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
-    """A table with a row for each report and precision."""
+    """A table with a row for each report; a cell has the values of all precisions."""
     budget = joined(values["budget"] // GIB for _, values in measured)
     kinds = (
         ("samples_per_s", "samples/s", number),
@@ -167,13 +166,14 @@ def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
     rows = (
         (
             run.title,
-            name,
-            *(form(values[key][precision]) if key in values else "" for key, _, form in columns),
+            *(
+                " / ".join(form(values[key][precision]) for precision in PRECISIONS) if key in values else ""
+                for key, _, form in columns
+            ),
         )
         for run, values in measured
-        for precision, name in PRECISIONS.items()
     )
-    return table(("report", "precision", *(title for _, title, _ in columns)), rows)
+    return table((" / ".join(PRECISIONS.values()), *(title for _, title, _ in columns)), rows)
 
 
 def _gates_table(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
@@ -220,10 +220,10 @@ def busbw_part(known: Sequence[Run]) -> str:
     ]
     if not series:
         return ""
-    text = "".join(f"- {run.title}: {run.summary()}\n" for run, _, _ in series)
-    text += footnote(run for run, _, _ in series)
     speeds = table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
-    return f"{text}\n{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
+    return (
+        f"{speeds}{footnote(run for run, _, _ in series)}\n![Bus bandwidth against message size]({BUSBW})\n"
+    )
 
 
 def stale(docs: Path) -> dict[str, str | None]:

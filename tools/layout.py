@@ -1,9 +1,9 @@
-"""List the folders of torchkiln in import order, and write tables of folders and modules from docstrings."""
+"""List the folders of torchkiln in import order, and write a table of them from docstrings."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "torchkiln"
@@ -52,11 +52,6 @@ def folders() -> str:
     return "\n".join((*lines, ""))
 
 
-def modules() -> str:
-    """The docstring of each folder, and a table of its modules."""
-    return "\n".join(line for _, names in ORDER for name in names for line in _section(name))
-
-
 def summary(path: Path) -> str:
     """The first line of the docstring of the module *path*."""
     return (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0].replace("|", "\\|")
@@ -65,14 +60,3 @@ def summary(path: Path) -> str:
 def by_folder() -> Mapping[str, int]:
     """The rank of each folder and top-level module."""
     return {name: rank for rank, (_, names) in enumerate(ORDER) for name in names}
-
-
-def _section(name: str) -> Iterator[str]:
-    folder = PACKAGE / name
-    if not folder.is_dir():
-        return
-    yield from (f"## `{name}/`", "", summary(folder / "__init__.py"), "", "| module | |", "| --- | --- |")
-    for path in sorted(folder.rglob("*.py")):
-        if path.name != "__init__.py":
-            yield f"| `{path.relative_to(PACKAGE)}` | {summary(path)} |"
-    yield ""

@@ -2,7 +2,7 @@
 """Writes the generated parts of both READMEs and of docs/ from matrix, facts, locks and the commands' output.
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
-`numbers` (with `; first N rows`), `folders` and `modules` (of torchkiln), `switches` (of a container),
+`numbers` (with `; first N rows`), `attacks MODULE...`, `folders` (of torchkiln), `switches` (of a container),
 `output of COMMAND` (with `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
 `--check` writes nothing and exits with 5 if anything is stale.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from tools import layout  # noqa: E402
+from tools import attacks, layout  # noqa: E402
 from tools.grid import grid  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 from torchkiln.util.places import ROOTFS  # noqa: E402
@@ -32,7 +32,7 @@ PAGES = (
     ROOT / "README.zh-CN.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("architecture", "grid", "image", "modules", "reference", "smoke", "status")
+        for name in ("architecture", "attacks", "grid", "image", "reference", "smoke", "status")
     ),
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
@@ -50,10 +50,10 @@ def filled(text: str) -> str:
 def _generated(what: str) -> str:
     if what == "grid":
         return grid()
+    if what.startswith("attacks "):
+        return attacks.tested(what.split()[1:])
     if what == "folders":
         return layout.folders()
-    if what == "modules":
-        return layout.modules()
     if found := _FIGURES.fullmatch(what):
         return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
     if what == "switches":

@@ -2,7 +2,7 @@
 """Release on one machine, as the workflows do: build changed cells, test, check the gate, publish, verify.
 
 `make release TO=REGISTRY/REPOSITORY KEY=KEY.pem` runs all steps on a machine with GPUs. With REPORTS=FOLDER,
-no tests run: the reports come from other machines (docs/gpu-hosts/). If a cell fails, the next ones continue.
+no tests run: the reports come from other machines (docs/deploy.md). If a cell fails, the next ones continue.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds, tests and publishes PyTorch GPU container images.
 
-docs/library.md describes the functions.
+docs/project-folder.md describes the functions.
 """
 
 __version__ = "0.1.0"

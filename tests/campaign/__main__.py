@@ -33,9 +33,9 @@ _CUTS = {
 }
 _HEAD = """# Interrupted builds
 
-This page and its log (`docs/campaign.json`, not committed) are written by this command:
+This page and its log (`tests/campaign/log.json`, not committed) are written by this command:
 
-    .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
+    .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log tests/campaign/log.json
 
 It runs `build.py`, as a user does, for a small cell with a generated index, lock, base and wheels, and
 interrupts the build. A preloaded library (`LD_PRELOAD`) counts the build's writes, socket reads, renames,
@@ -60,7 +60,7 @@ def cut_inside(records: Iterable[Record]) -> dict[str, int]:
 
 
 def page(log: Mapping[str, Any]) -> str:
-    """The text of docs/campaign.md, from the campaign's log."""
+    """The text of tests/campaign/results.md, from the campaign's log."""
     verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
     mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})

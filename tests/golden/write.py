@@ -44,7 +44,7 @@ def layer_facts(wheel: Path) -> dict[str, object]:
 
 
 def hostile_documents() -> bytes:
-    """The page docs/hostile-documents.md: the messages for malformed documents."""
+    """The page tests/golden/hostile-documents.md: the messages for malformed documents."""
     results = {}
     for case in CASES:
         with TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def grid() -> bytes:
 
 if __name__ == "__main__":
     write_atomic(table.PAGE, table.page(table.messages(), table.pip_results()).encode())
-    write_atomic(ROOT / "docs" / "hostile-documents.md", hostile_documents())
+    write_atomic(ROOT / "tests/golden/hostile-documents.md", hostile_documents())
     write_atomic(LIST, grid())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
     for os_name, folder in FOLDERS.items():

@@ -1,4 +1,4 @@
-"""Write docs/hostile-wheels.md: torchkiln's message and pip's result for each kind of wheel.
+"""Write tests/hostile/wheels.md: torchkiln's message and pip's result for each kind of wheel.
 
 `python -m tests.hostile.table` (part of `make golden`) runs pip on each kind.
 """
@@ -18,8 +18,8 @@ from torchkiln.errors import BadWheel
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 
-PAGE = ROOT / "docs" / "hostile-wheels.md"
-FUZZ = ROOT / "docs" / "fuzz.json"
+PAGE = ROOT / "tests/hostile/wheels.md"
+FUZZ = ROOT / "tests/hostile/fuzz.json"
 ACCEPTED = "accepted"
 SEPARATOR = "; "  # between kinds in the same row of the table
 
@@ -91,7 +91,7 @@ def pip_results() -> dict[str, str]:
 
 
 def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
-    """The text of docs/hostile-wheels.md."""
+    """The text of tests/hostile/wheels.md."""
     stricter = sum(of_pip[name] == ACCEPTED for name in REFUSED)
     accepted = len(KINDS) - len(REFUSED)
     text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), accepted=accepted, stricter=stricter)]
@@ -131,7 +131,8 @@ def _fuzzing() -> list[str]:
         return []
     lines = [
         "## Fuzzing\n",
-        "`python -m tests.fuzz zip --seconds 660 --record docs/fuzz.json` (atheris, on a busy machine).\n",
+        "`python -m tests.fuzz zip --seconds 660 --record tests/hostile/fuzz.json` (atheris, on a busy"
+        " machine).\n",
     ]
     lines += ["| target | seed | seconds | runs | features | corpus | crashes |", "|" + " --- |" * 7]
     for target, run in json.loads(FUZZ.read_text()).items():

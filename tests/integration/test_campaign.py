@@ -1,4 +1,7 @@
-"""A short campaign: each fault once, and interruptions at five instants. docs/campaign.md has a full one."""
+"""A short campaign: each fault once, and interruptions at five instants.
+
+tests/campaign/results.md has a full one.
+"""
 
 from __future__ import annotations
 

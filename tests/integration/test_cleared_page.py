@@ -1,4 +1,4 @@
-"""The shortest path to a cleared image in docs/gpu-hosts/README.md, as printed: keys, smoke, gate, publish.
+"""The shortest path to a cleared image in docs/deploy.md, as printed: keys, smoke, gate, publish.
 
 The checkout has only one small, generated image. Its suite has checks of tier 0, which can run in this image,
 and its policy requires only these checks. Reports, signatures and the gate are real.
@@ -22,8 +22,8 @@ from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # the base, and pip's wheel, where the cache has none
 
-PAGE = ROOT / "docs/gpu-hosts/README.md"
-BLOCK = re.compile(r"## The shortest path to a cleared image\n.*?```sh\n(.*?)```", re.DOTALL)
+PAGE = ROOT / "docs/deploy.md"
+BLOCK = re.compile(r"### The shortest path to a cleared image\n.*?```sh\n(.*?)```", re.DOTALL)
 CHECKS = """
 VALUES = {"import": {"prefix": {"equals": "/opt/venv"}}}
 

@@ -1,4 +1,4 @@
-"""Execute docs/library.md, block by block, with a local index, generated wheels and a real registry."""
+"""Execute docs/project-folder.md by blocks, with a local index, generated wheels and a real registry."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from torchkiln.util.places import ROOT
 
 __all__ = ["a_publisher", "a_repository", "a_workspace"]
 
-PAGE = (ROOT / "docs" / "library.md").read_text()
+PAGE = (ROOT / "docs" / "project-folder.md").read_text()
 # The third block is tested in test_project_image.py.
 LOCK, BUILD, _, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(block: str, names: dict[str, Any]) -> None:
     """Execute *block* of the page; *names* has the variables before and after."""
-    exec(compile(block, "docs/library.md", "exec"), names)
+    exec(compile(block, "docs/project-folder.md", "exec"), names)
 
 
 def test_explain_and_lock(

@@ -117,7 +117,7 @@ def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
 
 
 def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path: Path) -> None:
-    """The code of docs/library.md builds the same image. Without a cell, it takes the cell of the lock."""
+    """The code of docs/project-folder.md builds the same image; without a cell, that of the lock."""
     code, digest, messages = commands.build()
     assert code == 0, messages
     small, said = commands.small, list[str]()
@@ -132,14 +132,16 @@ def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path
         patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
         patch.object(environment, "LazyIndex", lambda _store: small.index),
     ):
-        [block] = re.findall(r"```python\n(mine = .*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+        [block] = re.findall(
+            r"```python\n(mine = .*?)```", (ROOT / "docs/project-folder.md").read_text(), re.DOTALL
+        )
         names = {
             "torchkiln": SimpleNamespace(build_project=build_project),
             "Path": lambda _: small.project,
             "cell": None,
             "project": files,
         }
-        exec(compile(block, "docs/library.md", "exec"), names)
+        exec(compile(block, "docs/project-folder.md", "exec"), names)
         image = names["mine"]
         assert isinstance(image, BuiltImage)
         assert (image.tag, f"{image.manifest}\n", said) == ("project", digest, [])

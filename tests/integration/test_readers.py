@@ -85,7 +85,7 @@ def test_readers_unpack_the_same_tree(reader: Reader, images: Conformance, tmp_p
     "reader", [reader for reader in READERS if not reader.many_members], ids=lambda reader: reader.name
 )
 def test_readers_that_stop_at_the_first_member(reader: Reader, images: Conformance, tmp_path: Path) -> None:
-    """If this fails because a new version reads all members, update docs/readers.md."""
+    """If this fails because a new version reads all members, update docs/layer-formats.md."""
     here(reader)
 
     with pytest.raises(CannotRead):
@@ -202,8 +202,8 @@ def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine
 
 
 def test_the_documents_list_the_tested_readers() -> None:
-    """A row per reader in docs/readers.md; `tools/readers.py` writes them."""
-    page = (ROOT / "docs" / "readers.md").read_text().split("readers: generated")[1].split("<!--")[0]
+    """A row per reader in docs/layer-formats.md; `tools/readers.py` writes them."""
+    page = (ROOT / "docs" / "layer-formats.md").read_text().split("readers: generated")[1].split("<!--")[0]
     cells = [line.replace(r"\|", "/").split("|")[1:-1] for line in page.splitlines() if line[:1] == "|"][2:]
     rows = [[cell.strip() for cell in row] for row in cells]
 

@@ -25,7 +25,7 @@ __all__ = ["place", "shared"]
 
 pytestmark = pytest.mark.proof
 
-# docs/docker.md lists these too.
+# docs/deploy.md lists these too.
 PODMANS_OWN = {
     "test_the_printed_line_makes_the_same_container": "no comma in the name of a folder that is bound",
     "test_an_image_is_loaded_once_and_again_if_its_name_was_reused": "no BuildKit",

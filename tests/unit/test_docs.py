@@ -55,7 +55,6 @@ def _commands() -> list[tuple[str, str]]:
     return [
         (document.name, found["arguments"])
         for document in DOCUMENTS
-        if document.name != "modules.md"  # its docstrings name commands without their arguments
         for line in _blocks(document.read_text())
         if (found := _COMMAND.match(line))
     ]

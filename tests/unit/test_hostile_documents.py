@@ -63,7 +63,7 @@ def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]
 
 def test_the_page_of_messages_is_fresh(results: dict[str, Ran]) -> None:
     """`make golden` updates the page."""
-    assert (ROOT / "docs" / "hostile-documents.md").read_text() == page_of(results)
+    assert (ROOT / "tests/golden/hostile-documents.md").read_text() == page_of(results)
 
 
 def test_the_names_of_cases_are_unique() -> None:

@@ -86,7 +86,7 @@ def smoke() -> None:
         "--bundle",
         type=click.Path(path_type=Path),
         metavar="FOLDER|NAME.tar",
-        help="run nothing; write a bundle to run on a GPU host (docs/gpu-hosts/no-docker.md)",
+        help="run nothing; write a bundle to run on a GPU host (docs/deploy.md)",
     ),
     click.option(
         "--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m"
