@@ -14,14 +14,11 @@ _MIB = 1 << 20
 _HEAD = """# Benchmarks
 
 `make bench` writes this page; [bench.json](bench.json) has the values of every round. "Ours" is torchkiln.
-".pyc cached" means that the cache has the .pyc files, ".pyc made" that the build compiles them. The commands
-of a table ran in turn (A B C, A B C, ...): each turn is a round. A ratio compares two rows of one round. The
-tables show the median, with minimum and maximum; figures that have a target are only in the first table.
-Seconds are elapsed time, including the start of Python.
-Core-seconds are user and system time of the whole process tree, as the kernel reports them at its end. Peak
-memory is the largest sum of the PSS of all processes, read ten times a second. "MB out" is the size of the
-output: the layers of the wheels, or the downloaded files; if it is something else, the section says so. Sizes
-are decimal; a MiB is 2^20 bytes.
+The commands of a table ran in turn: each turn is a round. The tables show the median, with minimum and
+maximum; the picture has all ratios, also those without a target. Seconds are elapsed time, with Python's
+start; core-seconds are user and system time of the whole process tree; peak memory is the largest sum of
+the PSS of all processes. "MB out" is the size of the layers of the wheels, or of the downloaded files.
+Sizes are decimal; a MiB is 2^20 bytes.
 
 ![The ratios and targets as bars](bench-ratios.svg)
 """
@@ -32,8 +29,7 @@ _TAIL = """
     .venv/bin/python -m bench cold warm  only these benchmarks; the results of the others are kept
     .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
-Use an idle machine; the last line of each section shows the load average before its benchmark. Nothing is
-written to the user's cache. Temporary folders beside the cache take up to 10 GB, and are deleted.
+Use an idle machine. Nothing is written to the user's cache. Temporary folders beside it take up to 10 GB.
 """
 
 
@@ -52,7 +48,9 @@ def page(document: Mapping[str, Any]) -> str:
             (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
         ),
         *(part for one, run in outcomes for part in _section(one, run)),
-        "## Not measured\n",
+        "## Machines and versions\n",
+        *dict.fromkeys(machine_line(run) for _, run in outcomes),
+        "\n## Not measured\n",
         *(f"- {line}" for line in left_out),
         _TAIL,
     ]
@@ -105,14 +103,16 @@ def spread(figure: Figure) -> str:
 
 
 def run_line(run: Mapping[str, Any]) -> str:
-    """Machine, date and versions in one line."""
+    """Date, commit and load in one line."""
+    return f"{run['when']}, commit {run['commit']}; load before {run['load']}."
+
+
+def machine_line(run: Mapping[str, Any]) -> str:
+    """Machine and versions in one line."""
     machine, versions = run["machine"], run["versions"]
     programs = ", ".join(f"{name} {text}" for name, text in versions.items())
     cores = f"{machine['cores']} core" + ("" if machine["cores"] == 1 else "s")
-    return (
-        f"{run['when']}, commit {run['commit']}; {cores} ({machine['cpu']}), {machine['memory_gib']} GiB,"
-        f" {machine['kernel']}; load before {run['load']}; {programs}."
-    )
+    return f"- {cores} ({machine['cpu']}), {machine['memory_gib']} GiB, {machine['kernel']}; {programs}."
 
 
 def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
@@ -122,8 +122,6 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
         parts.append(table(titles, map(_side_row, outcome.sides)))
-    if figures := [figure for figure in outcome.figures if not figure.target]:
-        parts.append(table(("figure", "median (minimum to maximum)"), map(_figure_row, figures)))
     parts += [f"{note}\n" for note in outcome.notes]
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
@@ -145,10 +143,6 @@ def _side_row(side: Side) -> tuple[str, ...]:
         f"{megabytes:,.1f}" if megabytes else "",
         f"{side.median('peak') / _MIB:.0f}",
     )
-
-
-def _figure_row(figure: Figure) -> tuple[str, ...]:
-    return (figure.what, spread(figure))
 
 
 def _target_row(figure: Figure) -> tuple[str, ...]:

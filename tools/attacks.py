@@ -18,9 +18,9 @@ def tested(names: Sequence[str]) -> str:
         tree = ast.parse(path.read_bytes())
         tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         count = sum(node.name.startswith("test_") for node in tests)
-        claim = (ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        rows.append((f"`{path.relative_to(ROOT)}`", claim, str(count)))
-    return table(("module", "what its tests show", "tests"), rows)
+        claim = (ast.get_docstring(tree) or "").partition("\n")[0].replace("|", "\\|")
+        rows.append((f"`{path.relative_to(ROOT / 'tests').with_suffix('')}`", claim, str(count)))
+    return table(("module in `tests/`", "what its tests show", "tests"), rows)
 
 
 def module(name: str) -> Path:

@@ -23,6 +23,8 @@ PAGES: Mapping[str, str] = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
     "CHANGELOG.md": "CHANGELOG.md",
+    "examples/recipes/amp-mistakes.md": "amp-mistakes.md",
+    "examples/recipes/amp-mistakes.zh-CN.md": "amp-mistakes.zh-CN.md",
 }
 # Not a page of MkDocs: `make docs` adds it after the build (docs/publishing.md).
 CATALOGUE = "catalogue/index.html"
@@ -38,6 +40,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "deploy.md",
         "recipes.md",
         "amp-mistakes.md",
+        "amp-mistakes.zh-CN.md",
     ),
     "Build": (
         "projects.md",

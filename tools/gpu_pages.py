@@ -68,20 +68,19 @@ def runs_part(known: Sequence[Run]) -> str:
             run.driver,
             run.torch,
             _image(run),
-            run.report.runtime,
-            run.report.when or "",
+            (run.report.when or "")[:10],
             verdict(run.report.findings),
         )
         for run in known
     ]
-    head = ("report", "GPUs", "driver", "torch", "image", "runtime", "when", "verdict")
+    head = ("report", "GPUs", "driver", "torch", "image", "when", "verdict")
     return table(head, rows) + footnote(known) if rows else ""
 
 
 def _image(run: Run) -> str:
     if run.report.tag is None or not run.earlier:
-        return run.report.tag or "none"
-    return f"{run.report.tag}, an earlier image, `{short(run.report)}` †"
+        return "none" if run.report.tag is None else f"`{short(run.report)}`"
+    return f"an earlier image, `{short(run.report)}` †"
 
 
 def checks_part(known: Sequence[Run]) -> str:
@@ -101,23 +100,23 @@ def _not_passed(run: Run) -> str:
     checks: dict[str, list[str]] = {}
     for found in run.report.findings:
         if found.tier and found.outcome != "passed":
-            reason = ": ".join((found.outcome, *found.message.splitlines()[:1]))
+            lines = () if found.outcome == "skipped" else found.message.splitlines()[:1]
+            reason = ": ".join((found.outcome, *lines))
             checks.setdefault(reason, []).append(f"`{found.id}`")
     return "; ".join(f"{', '.join(ids)} {reason}" for reason, ids in checks.items())
 
 
 def mutants_part(broken: Sequence[Mutants]) -> str:
-    """A table for each record of mutants, with a row for each test module: the number of tests by outcome."""
-    return "\n".join(part for record in broken for part in _mutants(record))
+    """A line for each record of mutants: where it ran, and the number of tests by outcome."""
+    return "".join(map(_mutants, broken))
 
 
-def _mutants(record: Mutants) -> Iterator[str]:
-    yield f"[{record.name}](proofs/{record.name}.json): {record.gpus}; torch {record.torch}; {record.when}\n"
-    counted = {module: Counter(tests.values()) for module, tests in record.tests.items()}
-    rows = [(f"`{module}.py`", *(str(count[what]) for what in OUTCOMES)) for module, count in counted.items()]
-    total = sum(counted.values(), Counter[str]())
-    yield table(
-        ("tests/smoke_mutants/", *OUTCOMES), [*rows, ("all", *(str(total[what]) for what in OUTCOMES))]
+def _mutants(record: Mutants) -> str:
+    count = Counter(outcome for tests in record.tests.values() for outcome in tests.values())
+    outcomes = ", ".join(f"{count[what]} {what}" for what in OUTCOMES)
+    where = f"{record.gpus}; torch {record.torch}; {record.when}"
+    return (
+        f"- [{record.name}](proofs/{record.name}.json): {where}: {outcomes} in {len(record.tests)} modules\n"
     )
 
 

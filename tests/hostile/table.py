@@ -131,8 +131,7 @@ def _fuzzing() -> list[str]:
         return []
     lines = [
         "## Fuzzing\n",
-        "`python -m tests.fuzz zip --seconds 660 --record tests/hostile/fuzz.json` (atheris, on a busy"
-        " machine).\n",
+        "`python -m tests.fuzz zip --seconds 660 --record tests/hostile/fuzz.json` (atheris, while busy).\n",
     ]
     lines += ["| target | seed | seconds | runs | features | corpus | crashes |", "|" + " --- |" * 7]
     for target, run in json.loads(FUZZ.read_text()).items():

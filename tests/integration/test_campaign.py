@@ -1,7 +1,4 @@
-"""A short campaign: each fault once, and interruptions at five instants.
-
-tests/campaign/results.md has a full one.
-"""
+"""A short campaign: each fault once, interruptions at five instants. tests/campaign has a full one."""
 
 from __future__ import annotations
 

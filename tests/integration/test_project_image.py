@@ -132,16 +132,14 @@ def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path
         patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
         patch.object(environment, "LazyIndex", lambda _store: small.index),
     ):
-        [block] = re.findall(
-            r"```python\n(mine = .*?)```", (ROOT / "docs/project-folder.md").read_text(), re.DOTALL
-        )
+        [text] = re.findall("```python\n(mine = .*?)```", (ROOT / "docs/project-folder.md").read_text(), re.S)
         names = {
             "torchkiln": SimpleNamespace(build_project=build_project),
             "Path": lambda _: small.project,
             "cell": None,
             "project": files,
         }
-        exec(compile(block, "docs/project-folder.md", "exec"), names)
+        exec(compile(text, "docs/project-folder.md", "exec"), names)
         image = names["mine"]
         assert isinstance(image, BuiltImage)
         assert (image.tag, f"{image.manifest}\n", said) == ("project", digest, [])

@@ -1,4 +1,4 @@
-"""docs/amp-mistakes.md: the wrong code of each section fails as described, and the right code does not.
+"""examples/recipes/amp-mistakes.md: wrong code fails as described, right code passes.
 
 The tests run the code of the page.
 """
@@ -17,7 +17,7 @@ from tools.kept import PROOFS, proofs
 from torchkiln.util.places import ROOT
 
 pytestmark = needs_torch
-PAGE = (ROOT / "docs/amp-mistakes.md").read_text()
+PAGE = (ROOT / "examples/recipes/amp-mistakes.md").read_text()
 CODE = {
     (kind, name): code
     for kind, name, code in re.findall(

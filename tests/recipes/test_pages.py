@@ -1,4 +1,4 @@
-"""docs/recipes.md is made from records only; docs/amp-mistakes.md names tests that exist."""
+"""docs/recipes.md is made from records only; both pages of AMP mistakes have the same code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchkiln.util import codec
 from torchkiln.util.places import ROOT
 
 GIB = 1 << 30
-MISTAKES = ROOT / "docs/amp-mistakes.md"
+ENGLISH, CHINESE = ROOT / "examples/recipes/amp-mistakes.md", ROOT / "examples/recipes/amp-mistakes.zh-CN.md"
 _TEST = re.compile(r"`(tests/\S+?\.py)::(\w+)`")
 
 
@@ -176,10 +176,26 @@ def sections(page: Path) -> list[str]:
 
 
 def test_there_are_ten_and_a_line_that_does_not_run() -> None:
-    assert len(sections(MISTAKES)) == 11
+    assert len(sections(ENGLISH)) == 11
 
 
-@pytest.mark.parametrize("page", [MISTAKES, ROOT / "docs/recipes.md"], ids=lambda page: page.name)
+def test_the_translation_has_the_same_sections_code_and_tests() -> None:
+    for pattern in (r"^```python\n.*?^```$", r"<!-- .*? -->", _TEST.pattern):
+        english, chinese = (
+            [re.findall(pattern, part, re.M | re.S) for part in sections(page)] for page in (ENGLISH, CHINESE)
+        )
+        assert english == chinese, pattern
+
+
+def test_the_translation_has_the_same_numbers() -> None:
+    def numbers(page: Path) -> list[list[str]]:
+        bare = [re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]+\)", "", part, flags=re.S) for part in sections(page)]
+        return [sorted(re.findall(r"\d+(?:\.\d+)?", part)) for part in bare]
+
+    assert numbers(ENGLISH) == numbers(CHINESE)
+
+
+@pytest.mark.parametrize("page", [ENGLISH, CHINESE, ROOT / "docs/recipes.md"], ids=lambda page: page.name)
 def test_each_test_that_a_page_names_exists(page: Path) -> None:
     named = _TEST.findall(page.read_text())
     missing = [

@@ -141,7 +141,7 @@ result = [
 
 
 def test_all_reduce_adds() -> None:
-    """Section 2 of docs/amp-mistakes.md, in two processes: all_reduce adds, the right code averages."""
+    """Section 2 of the page of AMP mistakes, in two processes: all_reduce adds, the right code averages."""
     code = f"""
 def work(rank):
     global model, optimizer, loss

@@ -147,7 +147,7 @@ def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
 
     line = "2 × NVIDIA H200; driver 580.10, CUDA 13.0; torch 2.11.0+cu130 for CUDA 13.0"
     row = "| [two](proofs/two.json) | " + line.replace("; ", " | ")
-    assert f"{row} | none | environment | 2026-11-21T18:00:00Z | fail |" in page
+    assert f"{row} | none | 2026-11-21 | fail |" in page
     assert (
         "| two | 1 passed, 12 s | 1 passed, 12 s | 1 passed, 12 s | `fp8` not-applicable: fp8-needs-8.9; "
         in page
@@ -178,7 +178,7 @@ def test_a_run_of_an_earlier_image_is_marked_in_all_tables() -> None:
 
     assert [part([before, now]).count(mark) for part in parts] == [1, 1, 1, 1]
     assert ["†" in part([now, WHOLE]) for part in parts] == [False] * 4
-    assert f"| {tag}, an earlier image, `abababababab` † |" in gpu_pages.runs_part([before, now])
+    assert "| an earlier image, `abababababab` † |" in gpu_pages.runs_part([before, now])
     assert "\n| one † | 1 passed" in gpu_pages.checks_part([before, now])
     assert "\n| one † | 500 / " in gpu_pages.benchmark_part([before, now])
     assert "| one †: 2 × H200, NVLink, GB/s | two: 2 ×" in gpu_pages.busbw_part([before, now])
