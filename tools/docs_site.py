@@ -38,6 +38,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "troubles.zh-CN.md",
         "mirrors.zh-CN.md",
         "deploy.md",
+        "gpu-hosts/",
         "recipes.md",
         "amp-mistakes.md",
         "amp-mistakes.zh-CN.md",

@@ -352,7 +352,7 @@ def test_the_hint_depends_on_the_runtime(runtime: str) -> None:
 
     engine = runtime in ("docker", "podman")
     assert ("--gpus all" in raised.value.hint) == engine
-    assert ("docs/deploy.md" in raised.value.hint) != engine
+    assert ("docs/gpu-hosts" in raised.value.hint) != engine
     if not engine:
         assert "docker" not in f"{raised.value.message} {raised.value.hint}".lower()
 

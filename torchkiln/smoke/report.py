@@ -147,7 +147,7 @@ def _gpu_hint(report: SmokeReport) -> str:
             "add --gpus all; the engine's host needs NVIDIA's driver, and nvidia-container-toolkit or a CDI "
             "specification"
         )
-    return "run these checks on a host with NVIDIA's driver and GPUs: docs/deploy.md"
+    return "run these checks on a host with NVIDIA's driver and GPUs: docs/gpu-hosts/README.md"
 
 
 def to_junit(report: SmokeReport) -> bytes:
