@@ -1,4 +1,4 @@
-"""The output of `git ls-tree` is parsed strictly: paths, links, submodules; and which URLs are allowed."""
+"""The output of `git ls-tree` is parsed strictly: paths and links; and which URLs are allowed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.projects.sources.git_tree import entries, leads_out, submodule_urls, url_fault
+from torchkiln.projects.sources.by_commit import url_fault
+from torchkiln.projects.sources.git_archive import entries, leads_out
 
 ID = "a" * 40
 
@@ -103,27 +104,3 @@ def test_links(path: str, target: str, out: bool) -> None:
 def test_urls(url: str, why: str) -> None:
     found = url_fault(url)
     assert why in found if why else found == ""
-
-
-def test_the_urls_of_submodules() -> None:
-    """As in git, a relative URL is relative to the repository's URL."""
-    settings = {
-        "a": {"path": "ext/a/", "url": "../a.git"},
-        "b.c": {"path": "b", "url": "./b"},
-        "d": {"path": "d", "url": "https://other.invalid/d"},
-        "e": {"path": "e", "url": "../../../../../e"},
-        "f": {"path": "f", "url": "../f", "update": "none"},
-        "g": {"path": "g"},
-    }
-    rows = [
-        f"submodule.{name}.{key}\n{value}" for name, one in settings.items() for key, value in one.items()
-    ]
-    found = submodule_urls("\0".join(("core.bare\ntrue", *rows, "")).encode(), "https://host.invalid/x/y.git")
-    assert found == {
-        "ext/a": "https://host.invalid/x/a.git",
-        "b": "https://host.invalid/x/y.git/b",
-        "d": "https://other.invalid/d",
-        "e": "/e",
-        "f": "",
-    }
-    assert url_fault(found["e"])

@@ -157,15 +157,20 @@ def test_markers_and_extras(scene: Forge) -> None:
 
 
 def test_pre_releases_and_local_versions(scene: Forge) -> None:
-    """Both are allowed, even if another package requires a range of versions. Git LFS gives a warning."""
+    """Both are allowed, even if another package requires a range of versions."""
     scene.builder.version = "1.6.dev0+cu121"
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
+    commit = scene.forge.commit("tool", SETUP)
     scene.server.add("default", "user", "1.0", requires=["tool>=1.0"], date=OLD)
     found = scene.locked(f"user\ntool @ {scene.url()}@{commit}\n")
     assert versions(found) == {"tool": "1.6.dev0+cu121", "user": "1.0"}
-    warning = "warning: tool: 1 file is a Git LFS pointer, whose content is not fetched"
-    assert warning in scene.messages
+
+
+def test_a_package_with_git_lfs_is_refused(scene: Forge) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
+    code, messages = scene.fails(f"tool @ {scene.url()}@{commit}\n")
+    assert (code, "weights.bin: a file of Git LFS, which is not supported" in messages) == (6, True)
+    assert "build a wheel elsewhere" in messages
 
 
 def test_one_version_only(scene: Forge) -> None:

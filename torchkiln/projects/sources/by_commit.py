@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -12,13 +12,16 @@ from packaging.utils import canonicalize_name
 from torchkiln.model.project import REPOSITORY
 from torchkiln.projects.asked import Repository
 from torchkiln.projects.choice import is_name
-from torchkiln.projects.sources.git_tree import url_fault
+from torchkiln.util.http.redirects import unsafe
 
 _REPOSITORY = re.compile(r"(git|hg|svn|bzr)\+", re.IGNORECASE)
 _BARE = re.compile(r"(?P<url>\S+)(\s+;(?P<marker>.*))?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_.][A-Za-z0-9_.+-]*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.IGNORECASE)
 _NAMED = "name the package: NAME @ git+https://…"
+_HTTPS = "the URL of a repository must begin with https://"
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+_LONGEST = 1000  # characters of a URL
 
 
 def repository_required(text: str) -> tuple[str, Repository] | None:
@@ -77,6 +80,20 @@ def repository_at(url: str, revision: str, subdirectory: str) -> Repository:
     if folder.startswith(("/", "../")) or folder == ".." or not folder.isprintable() or len(folder) > 1000:
         raise ValueError("invalid subdirectory: it must be a relative path inside the repository")
     return Repository(url=url, revision=revision, subdirectory="" if folder == "." else folder)
+
+
+def url_fault(url: str) -> str:
+    """Why the repository at *url* is not fetched; "" if it is. `http://` is for this machine only."""
+    if not url.lower().startswith(("https://", "http://")):
+        return _HTTPS
+    if why := unsafe(url, url):
+        return f"{why}: put them into ~/.netrc" if why == "it contains credentials" else why
+    parts = urlsplit(url)
+    if parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
+        return _HTTPS
+    if parts.query or parts.fragment or not parts.path.strip("/") or "@" in url:
+        return "not the URL of a repository"
+    return f"longer than {_LONGEST} characters" if len(url) > _LONGEST else ""
 
 
 def _repository(place: str, subdirectory: str) -> Repository:

@@ -13,20 +13,20 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.index.settings import IndexSettings, redact, redact_text
-from torchkiln.projects.sources.git_tree import url_fault
+from torchkiln.projects.sources.by_commit import url_fault
 from torchkiln.util.files import tree_size
 from torchkiln.util.sizes import size
 
-SECONDS = 600.0  # time limit for one package, with the submodules of its repository
-DISK = 1 << 30  # bytes on disk, of the repository and its submodules
+SECONDS = 600.0  # time limit for one package
+DISK = 1 << 30  # bytes on disk, of the repository
 MEMORY = 4 << 30  # bytes of address space of each process
 OUTPUT = 64 << 20  # bytes that a command prints
 _POLL = 0.05  # seconds
@@ -110,18 +110,43 @@ class Git:
         return {name: found for found, _, name in rows if re.fullmatch(r"[0-9a-f]{40}", found)}
 
     def run(self, *words: str, url: str = "") -> bytes:
-        """What `git *words` prints.
+        """What `git *words` prints; see `output`."""
+        with self.output(*words, url=url) as file:
+            return file.read()
+
+    @contextmanager
+    def output(
+        self, *words: str, url: str = "", stdin: bytes = b"", most: int | None = None
+    ) -> Iterator[IO[bytes]]:
+        """The file with what `git *words` prints.
 
         :param url: the URL of the repository, for messages.
+        :param most: limits the bytes that it prints; None: to OUTPUT.
         :raises BuildFailed: git fails, or exceeds a limit.
         """
-        out, messages = self.folder / "stdout", self.folder / "stderr"
-        with out.open("wb") as stdout, messages.open("wb") as stderr:
-            process = self.popen(*words, url=url, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        protocols = ("protocol.http.allow=always",) if url.startswith("http:") else ()
+        settings = (word for one in (*_SETTINGS, *protocols) for word in ("-c", one))
+        # Processes that git starts inherit the limits. -v is in KiB, -f in blocks of 512 bytes.
+        values = {"v": MEMORY >> 10, "f": 2 * DISK >> 9, "t": int(SECONDS), "c": 0}
+        limits = "".join(f"ulimit -{name} {value} 2>/dev/null; " for name, value in values.items())
+        given, printed, messages = (self.folder / name for name in ("stdin", "stdout", "stderr"))
+        given.write_bytes(stdin)
+        with given.open("rb") as source, printed.open("wb") as stdout, messages.open("wb") as stderr:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", f'{limits}exec git "$@"', "git", *settings, *words],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=source,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # no terminal; the whole process group is killed at the end
+            )
             try:
-                exceeded = self._watch(process)
+                exceeded = self._watch(process, most or OUTPUT)
             finally:
-                stop(process)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         if exceeded:
             raise BuildFailed(
                 f"{redact(url)}: git was stopped: the repository takes more than {exceeded}",
@@ -130,26 +155,8 @@ class Git:
         if process.returncode:
             with messages.open("rb") as file:
                 raise _failed(file.read(_STDERR).decode(errors="replace"), url)
-        return out.read_bytes()
-
-    def popen(
-        self, *words: str, url: str = "", stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        """Start `git *words`; `stop` ends it."""
-        protocols = ("protocol.http.allow=always",) if url.startswith("http:") else ()
-        settings = (word for one in (*_SETTINGS, *protocols) for word in ("-c", one))
-        # Processes that git starts inherit the limits. -v is in KiB, -f in blocks of 512 bytes.
-        values = {"v": MEMORY >> 10, "f": 2 * DISK >> 9, "t": int(SECONDS), "c": 0}
-        limits = "".join(f"ulimit -{name} {value} 2>/dev/null; " for name, value in values.items())
-        return subprocess.Popen(
-            ["/bin/sh", "-c", f'{limits}exec git "$@"', "git", *settings, *words],
-            cwd=self.folder,
-            env=self._environment(),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # no terminal; `stop` ends the whole process group
-        )
+        with printed.open("rb") as file:
+            yield file
 
     def _environment(self) -> dict[str, str]:
         """All environment variables that git gets."""
@@ -169,34 +176,28 @@ class Git:
             "GIT_DIR": str(self.folder / "repository"),
         }
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> str:
+    def _watch(self, process: subprocess.Popen[bytes], most: int) -> str:
         """Wait for *process*; returns the limit that was exceeded, "" if none."""
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
-                return self._too_much()
+                return self._too_much(most)
             if time.monotonic() > self.end:
                 return f"{SECONDS / 60:.0f} minutes"
-            if exceeded := self._too_much():
+            if exceeded := self._too_much(most):
                 return exceeded
 
-    def _too_much(self) -> str:
-        """The limit that the private folder or a command's output exceeds; "" if none."""
-        if (self.folder / "stdout").stat().st_size > OUTPUT:
-            return size(OUTPUT)
-        return size(DISK) if tree_size(self.folder)[0] > DISK else ""
+    def _too_much(self, most: int) -> str:
+        """The limit that the private folder or the command's output exceeds; "" if none."""
+        printed = (self.folder / "stdout").stat().st_size
+        if printed > most:
+            return size(most)
+        return size(DISK) if tree_size(self.folder)[0] - printed > DISK else ""
 
     def _demand_sound(self, url: str) -> None:
         """:raises BuildFailed: *url* is not allowed."""
         if why := url_fault(url):
             raise BuildFailed(f"{redact(url)}: {why}", hint="use the https:// URL of the repository")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End *process* if it runs, and the processes that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _failed(messages: str, url: str) -> BuildFailed:

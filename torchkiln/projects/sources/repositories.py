@@ -20,7 +20,7 @@ from torchkiln.projects.sources.sdists import SourceCode
 from torchkiln.store.store import Store
 
 _RECORDS = "git"
-_RULES = 1  # raise it when `write_archive` makes other bytes of the same commit
+_RULES = 2  # raise it when `write_archive` makes other bytes of the same commit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ class Repositories:
         temporary = self.store.temporary("git")
         try:
             with self._git() as git, self.store.writable():
-                pointers = write_archive(git, code.url, code.commit, (name, code.subdirectory), temporary)
+                write_archive(git, code.url, code.commit, (name, code.subdirectory), temporary)
             digest = hashlib.sha256()
             with temporary.open("rb") as file:
                 while piece := file.read(1 << 20):
@@ -90,11 +90,6 @@ class Repositories:
             self.store.adopt(temporary, self.store.wheel(found.archive))
         finally:
             temporary.unlink(missing_ok=True)
-        if pointers:
-            what = (
-                "1 file is a Git LFS pointer" if pointers == 1 else f"{pointers} files are Git LFS pointers"
-            )
-            self.say(f"warning: {name}: {what}, whose content is not fetched")
         return found
 
     @contextmanager
