@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln.projects.sources.workshop import Ended, Job, run_enclosed
+from torchkiln.projects.sources.workshop import Ended, Limits, run_enclosed
+from torchkiln.runtimes.command import Bind, Program
 
 PYPROJECT = '[build-system]\nrequires = {requires}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 # A build backend that writes a wheel with one module, whose source is the file `text`.
@@ -90,11 +91,12 @@ def host_root(folder: Path) -> Path:
     return folder
 
 
-def run_on_host(job: Job) -> Ended:
+def run_on_host(root: Path, program: Program, limits: Limits) -> Ended:
     """Like `run_enclosed`, but with the Python of this process instead of the image's Python."""
     prefix = Path(sys.base_prefix)
-    more = () if prefix.is_relative_to("/usr") else ((prefix, str(prefix)),)
-    argv = job.argv
+    folders = {Path("/usr"), *([] if prefix.is_relative_to("/usr") else [prefix])}
+    binds = (Bind(source=folder, target=str(folder)) for folder in sorted(folders))
+    argv = program.argv
     if argv[0].startswith("/usr/bin/python"):
         argv = (os.path.realpath(sys.executable), *argv[1:])
-    return run_enclosed(replace(job, argv=argv, binds=(*job.binds, (Path("/usr"), "/usr"), *more)))
+    return run_enclosed(root, replace(program, argv=argv, binds=(*program.binds, *binds)), limits)

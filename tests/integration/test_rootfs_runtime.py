@@ -20,7 +20,7 @@ from tests.fake_driver import fake_driver
 from tests.needs import namespaces_fault, needs_gcc, needs_ldconfig
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.runtimes import enter
+from torchkiln.runtimes import enter, seccomp
 from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.rootfs import RootfsRuntime
@@ -269,10 +269,11 @@ def test_without_root_a_user_namespace_is_used(image: Path) -> None:
             '{"root": "%s/root", "argv": ["sh", "-c", "id -u; id -g; echo $$"], "env": {"PATH": "/bin"},'
             ' "files": {}, "binds": [], "nodes": [], "libraries": [], "tools": [], "workdir": "/",'
             ' "user": [%d, %d], "hostname": "h", "shm_size": 1048576,'
-            ' "scratch": "%s", "scratch_is_ours": false}'
+            ' "scratch": "%s", "tmpfs": "mode=755", "confined": %s}'
         )
-        for uid in (0, 1000):
-            (folder / "spec").write_text(spec % (folder, uid, uid, folder))
+        confined = f'{{"limits": "NOFILE=64", "filter": "{seccomp.builder_program().hex()}"}}'
+        for uid, confinement in ((0, "null"), (1000, "null"), (65534, confined)):
+            (folder / "spec").write_text(spec % (folder, uid, uid, folder, confinement))
             got = subprocess.run(
                 ["sh", "-c", f"exec {python} -I -S enter.py 3 4 3<spec 4>&2"],
                 cwd=folder,

@@ -25,7 +25,8 @@ from torchkiln.projects.sources import sdist as building
 from torchkiln.projects.sources import workshop
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
-from torchkiln.projects.sources.workshop import Job, Limits
+from torchkiln.projects.sources.workshop import Limits
+from torchkiln.runtimes.command import Program
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces
@@ -259,9 +260,23 @@ def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Pa
     assert not list(tmp_path.rglob("marker"))
 
 
+def test_each_isolation_layer_is_active(scene: Scene) -> None:
+    """As in test_confined.py, the kernel tells what applies to the build."""
+    code = """
+status = dict(line.split(':\\t') for line in open('/proc/self/status').read().splitlines())
+print(*(status[name] for name in ('NoNewPrivs', 'Seccomp', 'CapEff', 'CapBnd')))
+print(*(os.readlink('/proc/self/ns/' + name) for name in sorted(os.listdir('/proc/self/ns'))))
+raise SystemExit(4)
+"""
+    *_, status, there = scene.refused(files_of(code=code)).message.splitlines()
+    assert status.split() == ["1", "2", "0" * 16, "0" * 16]
+    shared = {os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")} & {*there.split()}
+    assert {name.partition(":")[0] for name in shared} <= {"time", "time_for_children"}
+
+
 def test_the_command_sees_only_its_own_processes(tmp_path: Path) -> None:
     command = "set -- /proc/[0-9]*; echo $#; cat /sys/* 2> /dev/null | wc -c"  # the shell's glob: no process
-    job = Job(root=host_root(tmp_path), argv=("/bin/sh", "-c", command), env={"PATH": "/usr/bin"})
-    processes, system = run_on_host(job).output.split()
+    program = Program(argv=("/bin/sh", "-c", command), env={"PATH": "/usr/bin"})
+    processes, system = run_on_host(host_root(tmp_path), program, Limits()).output.split()
     assert processes in (b"1", b"2")
     assert system == b"0"

@@ -40,8 +40,9 @@ from torchkiln.model.lock import LockedStandalone
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import Layout
 from torchkiln.oci.unpack import unpack
-from torchkiln.projects.sources.workshop import Job, run_enclosed
+from torchkiln.projects.sources.workshop import Limits, run_enclosed
 from torchkiln.publishing.rebuild import RebuildContext, rebuild
+from torchkiln.runtimes.command import Program
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces
@@ -144,7 +145,8 @@ def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
     kinds = ("absent", "changed", "unhashed", "stale")
 
     def seen() -> dict[str, list[str]]:
-        ran = run_enclosed(Job(root=root, argv=python_of_environment("-I", "-c", probe), env={"LC_ALL": "C"}))
+        program = Program(argv=tuple(python_of_environment("-I", "-c", probe)), env={"LC_ALL": "C"})
+        ran = run_enclosed(root, program, Limits())
         assert ran.log == ""
         found = json.loads(ran.output)
         return {kind: found[kind] for kind in kinds if found[kind]}

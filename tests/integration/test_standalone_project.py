@@ -34,7 +34,8 @@ from torchkiln.projects.smoke.account import account_of
 from torchkiln.projects.sources import sdist as building
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import SourceCode
-from torchkiln.projects.sources.workshop import Ended, Job
+from torchkiln.projects.sources.workshop import Ended, Limits
+from torchkiln.runtimes.command import Program
 
 pytestmark = [needs_namespaces, pytest.mark.proof]
 NAME = "my-project"
@@ -142,10 +143,10 @@ def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of the standalone Python is the first in PATH. The build does not need its archive."""
-    jobs: list[Job] = []
+    ran: list[tuple[Path, Program]] = []
 
-    def run(job: Job) -> Ended:
-        jobs.append(job)
+    def run(root: Path, program: Program, limits: Limits) -> Ended:
+        ran.append((root, program))
         return Ended(code=1, output=b"", log="stopped here")
 
     monkeypatch.setattr(building, "run_enclosed", run)
@@ -154,8 +155,8 @@ def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
     with pytest.raises(BuildFailed, match="stopped here"):
         SandboxedBuilder(store=store).build(SourceCode(archive=archive), scene.images.cell, lambda _: ())
 
-    (job,) = jobs
-    assert job.argv[0] == f"/opt/python/bin/python{scene.python}"
-    assert job.env["PATH"].split(":")[:2] == ["/opt/python/bin", "/usr/local/bin"]
-    assert (job.root / job.argv[0].lstrip("/")).is_file()
-    assert (job.root / f"usr/bin/python{OWN}").is_file()
+    ((root, program),) = ran
+    assert program.argv[0] == f"/opt/python/bin/python{scene.python}"
+    assert program.env["PATH"].split(":")[:2] == ["/opt/python/bin", "/usr/local/bin"]
+    assert (root / program.argv[0].lstrip("/")).is_file()
+    assert (root / f"usr/bin/python{OWN}").is_file()

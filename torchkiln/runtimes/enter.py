@@ -6,7 +6,8 @@ The spec is JSON on SPEC_FD. An error before the command runs is written to FAUL
 command starts. The program creates namespaces for mounts, processes, host name and IPC, and one for users if
 it does not run as root. It mounts an overlay over the image and makes that the root. It fills /proc, /dev,
 /sys and the files of /etc that belong to a machine, and executes the command as process 1. All mounts are
-private and end with the process.
+private and end with the process. With "confined" in the spec, the command is not trusted: it has no network,
+no /sys, no capabilities, resource limits and a seccomp filter.
 
     start([ROOT, LIMITS, FILTER, COUNT, NAME=VALUE..., COMMAND...])
 
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h> and the x86-64 system call table.
-_NEWNS, _NEWUTS, _NEWIPC, NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
-NEWCGROUP, NEWNET = 0x2000000, 0x40000000
-RDONLY, NOSUID, NODEV, _NOEXEC, _BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+_ISOLATED = 0x2000000 | 0x40000000  # NEWCGROUP and NEWNET
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
-_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, NOBODY, SIGKILL = 2, 0x20080522, 65534, 9
+_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
@@ -65,86 +66,77 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
     with os.fdopen(spec_fd, "rb") as source:
         spec = json.load(source)
     try:
-        die_with_parent()
-        private_user = os.geteuid() != 0
-        unshare(private_user)
+        _die_with_parent()
+        private_user = _unshare(0, _ISOLATED if spec["confined"] else 0)
         child = os.fork()
         if child == 0:
             # When the parent dies, process 1 is killed, and with it everything in the namespace.
-            die_with_parent()
-            prepare(spec, private_user)
+            _die_with_parent()
+            _prepare(spec, private_user)
             _execute(spec, private_user)
     except (OSError, ValueError) as error:
         os.write(fault_fd, str(error).encode())
         os._exit(125)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, _SIGKILL))
     for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: the command handles them
         signal.signal(ignored, signal.SIG_IGN)
     os.close(fault_fd)
-    exit_as(child)
+    _exit_as(child)
 
 
 def start(words: list[str]) -> NoReturn:
-    """Call `confined` with the arguments in *words*; the docstring of this module shows their order."""
-    end = 4 + int(words[3])
-    confined(words[0], words[1], words[2], words[4:end], words[end:])
-
-
-def confined(root: str, limits: str, program: str, variables: list[str], argv: list[str]) -> NoReturn:
-    """Run *argv* in a sandbox and exit with its code; exit with 125 if it cannot be started."""
-    env = dict(variable.split("=", 1) for variable in variables)
+    """Run the command in *words*, whose order is above, in a sandbox; exit with its code, or with 125."""
+    root, limits, program, count, *rest = words
+    env = dict(variable.split("=", 1) for variable in rest[: int(count)])
+    argv = rest[int(count) :]
     try:
         if not root:  # no namespaces on this host: only limits and filter
-            set_limits(limits)
-            install_filter(program)
+            _set_limits(limits)
+            _install_filter(program)
             os.execve(argv[0], argv, env)
-        die_with_parent()
-        uid, gid = os.geteuid(), os.getegid()
-        flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | NEWNET | NEWCGROUP
-        call("unshare", flags | NEWUSER if uid else flags)
-        if uid:
-            map_ids(f"{NOBODY} {uid} 1", f"{NOBODY} {gid} 1")
+        _die_with_parent()
+        private_user = _unshare(_NOBODY, _ISOLATED)
         child = os.fork()
         if child == 0:
-            die_with_parent()
+            _die_with_parent()
             _only_root(root)
-            set_limits(limits)
-            drop_privileges(private_user=bool(uid))
-            install_filter(program)
+            _set_limits(limits)
+            _drop_privileges(private_user)
+            _install_filter(program)
             if not argv:
                 os._exit(0)
             os.execve(argv[0], argv, env)
     except (OSError, ValueError) as error:
         os.write(2, f"{error}\n".encode())
         os._exit(125)
-    exit_as(child)
+    _exit_as(child)
 
 
-def exit_as(child: int) -> NoReturn:
+def _exit_as(child: int) -> NoReturn:
     """Wait for the process *child*, and exit with its code, or with 128 plus the number of its signal."""
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
-def die_with_parent() -> None:
+def _die_with_parent() -> None:
     """Let the kernel kill this process when its parent dies; a change of user clears this."""
-    call("prctl", _PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
 
 
 def _only_root(root: str) -> None:
     """Make the folder *root*, read-only, the whole file system."""
-    mount(None, "/", None, REC | PRIVATE)
-    mount(root, root, None, _BIND | REC)
-    _read_only(root, NOSUID | NODEV)
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount(root, root, None, _BIND | _REC)
+    _read_only(root, _NOSUID | _NODEV)
     os.chdir(root)
-    call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root is now mounted over the new one
-    call("umount2", b".", _DETACH)
+    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root is now mounted over the new one
+    _call("umount2", b".", _DETACH)
     os.chdir("/")
-    call("sethostname", b"sandbox", 7)
+    _call("sethostname", b"sandbox", 7)
 
 
-def set_limits(limits: str) -> None:
+def _set_limits(limits: str) -> None:
     """Set *limits*, such as "AS=402653184,CORE=0", unless lower ones are set; close descriptors from 3 on."""
     for limit in limits.split(","):
         name, _, value = limit.partition("=")
@@ -155,18 +147,18 @@ def set_limits(limits: str) -> None:
     os.closerange(3, 1024)
 
 
-def drop_privileges(private_user: bool) -> None:
+def _drop_privileges(private_user: bool) -> None:
     """Become the user nobody, in a user namespace, without capabilities and unable to gain any."""
     if not private_user:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         _drop_bounding()
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        _LIBC.unshare(NEWUSER)  # may fail: some hosts allow only root to create user namespaces
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        _LIBC.unshare(_NEWUSER)  # may fail: some hosts allow only root to create user namespaces
     _drop_bounding()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    call("capset", header, (ctypes.c_uint32 * 6)())
-    die_with_parent()  # again: a change of user clears it
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+    _die_with_parent()  # again: a change of user clears it
 
 
 def _drop_bounding() -> None:
@@ -175,32 +167,33 @@ def _drop_bounding() -> None:
             return  # the kernel has no capability of this number
 
 
-def install_filter(program: str) -> None:
+def _install_filter(program: str) -> None:
     """Install the seccomp filter *program*, in hex; after this nothing gains a privilege."""
     steps = bytes.fromhex(program)
     code = ctypes.create_string_buffer(steps, len(steps))
     # struct sock_fprog: the number of eight-byte instructions, and a pointer to them.
     whole = (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(code))
-    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
 
 
-def unshare(private_user: bool) -> None:
+def _unshare(inside: int, more: int) -> bool:
+    """Make namespaces, and *more*; returns whether one is of users, in which this user is *inside*."""
     uid, gid = os.geteuid(), os.getegid()
-    flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC
-    call("unshare", flags | NEWUSER if private_user else flags)
-    if private_user:
-        map_ids(f"0 {uid} 1", f"0 {gid} 1")
+    _call("unshare", _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | more | (_NEWUSER if uid else 0))
+    if uid:
+        _map_ids(f"{inside} {uid} 1", f"{inside} {gid} 1")
+    return bool(uid)
 
 
-def map_ids(uid_line: str, gid_line: str) -> None:
+def _map_ids(uid_line: str, gid_line: str) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", uid_line), ("gid_map", gid_line)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
-def prepare(spec: dict[str, Any], private_user: bool) -> None:
-    mount(None, "/", None, REC | PRIVATE)
+def _prepare(spec: dict[str, Any], private_user: bool) -> None:
+    _mount(None, "/", None, _REC | _PRIVATE)
     # All sources are opened before the root changes, because paths have another meaning afterwards. They are
     # opened in the new mount namespace, because a mount of another namespace cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
@@ -211,20 +204,20 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
     binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
 
     top = spec["scratch"]
-    if not spec["scratch_is_ours"]:
-        mount("tmpfs", top, "tmpfs", NOSUID | NODEV, "mode=755")
+    if spec["tmpfs"]:
+        _mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, spec["tmpfs"])
     root = f"{top}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
     os.chdir(top)  # upperdir and workdir are relative: overlay's options allow no comma or colon in a path
     options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
-    mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
+    _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
     # The host's root is here until everything is bound. No link in the image can name it: the name is random.
     old = f"/.{os.urandom(16).hex()}"
     os.mkdir(root + old, 0o700)
-    call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
+    _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
     # From here on every path is resolved inside the image. Links in the image can lead outside only through
     # /proc and an open descriptor. So files are created before /proc is mounted, and descriptors are closed.
@@ -234,9 +227,12 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
     for source, target in (*driver, *((source, target) for source, target, _ in binds)):
         if not _lies_below(target, targets):
             _make_target(source, target)
-    mount("proc", "/proc", "proc", NOSUID | NODEV | _NOEXEC)
-    mount(f"{old}/sys", "/sys", None, _BIND | REC)
-    _read_only("/sys")
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    if spec["confined"]:
+        _mount("tmpfs", "/sys", "tmpfs", _RDONLY, "mode=555,size=4k")
+    else:
+        _mount(f"{old}/sys", "/sys", None, _BIND | _REC)
+        _read_only("/sys")
     _devices(nodes, spec["shm_size"], private_user)
     for source, target in driver:
         _bind(source, target)
@@ -247,7 +243,7 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
         _bind(source, target)
         if not writable:
             _read_only(target)
-    call("umount2", old.encode(), _DETACH)
+    _call("umount2", old.encode(), _DETACH)
     os.rmdir(old)
     opened = (image, *nodes.values(), *(source for source, _ in driver), *(source for source, *_ in binds))
     for descriptor in opened:
@@ -257,7 +253,7 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
     elif spec["libraries"]:  # an image without ldconfig
         found = filter(None, (DRIVER, spec["env"].get("LD_LIBRARY_PATH")))
         spec["env"]["LD_LIBRARY_PATH"] = ":".join(found)
-    call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
+    _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
 
 
 def _make_places(files: dict[str, str]) -> None:
@@ -279,18 +275,18 @@ def _lies_below(target: str, others: list[str]) -> bool:
 
 
 def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
-    mount("tmpfs", "/dev", "tmpfs", NOSUID, "mode=755,size=64k")
+    _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
     for name, source in nodes.items():
         _make_target(source, f"/dev/{name}")
         _bind(source, f"/dev/{name}")
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/shm")
-    mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, f"mode=1777,size={shm_size}")
+    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={shm_size}")
     os.mkdir("/dev/pts")
     # Group 5 is tty in Debian; a user namespace with one user does not have it.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
-    mount("devpts", "/dev/pts", "devpts", NOSUID | _NOEXEC, options)
+    _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
 
 
 def _run_ldconfig() -> None:
@@ -320,16 +316,16 @@ def _make_target(source: int, target: str) -> None:
 
 def _bind(source: int, target: str) -> None:
     """Bind an open file or folder to *target*."""
-    mount(f"/proc/self/fd/{source}", target, None, _BIND | REC)
+    _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
 
 
 def _read_only(target: str, more: int = 0) -> None:
     """Make *target* and all mounts below it read-only, with *more* flags."""
-    attributes = (ctypes.c_uint64 * 4)(RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
+    attributes = (ctypes.c_uint64 * 4)(_RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
     descriptor = os.open(target, os.O_PATH)
     try:
         flags, size = _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.sizeof(attributes)
-        call("syscall", _SYS_MOUNT_SETATTR, descriptor, b"", flags, attributes, size)
+        _call("syscall", _SYS_MOUNT_SETATTR, descriptor, b"", flags, attributes, size)
     finally:
         os.close(descriptor)
 
@@ -348,13 +344,17 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         signal.signal(name, signal.SIG_DFL)
     if private_user:
         if (uid, gid) != (0, 0):
-            call("unshare", NEWUSER)
-            map_ids(f"{uid} 0 1", f"{gid} 0 1")
-    else:
+            _call("unshare", _NEWUSER)
+            _map_ids(f"{uid} 0 1", f"{gid} 0 1")
+    elif not spec["confined"]:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    die_with_parent()  # again: a change of user clears it
+    _die_with_parent()  # again: a change of user clears it
+    if spec["confined"]:
+        _drop_privileges(private_user)
+        _install_filter(spec["confined"]["filter"])
+        _set_limits(spec["confined"]["limits"])  # last, because it closes the descriptor for errors
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -376,8 +376,8 @@ def _home(uid: int) -> str:
     return "/"
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    call(
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    _call(
         "mount",
         source.encode() if source else None,
         target.encode(),
@@ -387,7 +387,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
     )
 
 
-def call(name: str, *arguments: object) -> None:
+def _call(name: str, *arguments: object) -> None:
     """Call a function of the C library; raise OSError, with its arguments, if it returns -1."""
     if getattr(_LIBC, name)(*arguments) == -1:
         number = ctypes.get_errno()

@@ -1,7 +1,8 @@
 """Runs a command in an unpacked image without an engine, in Linux namespaces.
 
-The command writes to an overlay that is discarded when it ends, never to the image. It uses the host's
-network. This is not a security boundary: run only programs that you would run directly on the host.
+The command writes to an overlay that is discarded when it ends, never to the image. Unless it is confined, it
+uses the host's network, and this is not a security boundary: run only programs that you would run directly on
+the host.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes import seccomp
 from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import HostDriver
+from torchkiln.runtimes.sandbox import text_of
 from torchkiln.util.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
 _TERMINATE_TIMEOUT_S = 10.0
+_NOBODY = (65534, 65534)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,9 @@ class RootfsRuntime:
     hostname: str = "torchkiln"
     scratch: Path | None = None  # where files that the command writes are stored; None: in memory
     driver: HostDriver | None = None  # mounted into the container, with its GPUs
+    # Limits of each process, by the names of RLIMIT_…. With them, the command is not trusted: it is confined,
+    # as enter.py describes, and what it writes is in memory, at most `shm_size` bytes.
+    confined: Mapping[str, int] | None = None
 
     def run(
         self,
@@ -57,9 +64,31 @@ class RootfsRuntime:
         :raises ConfigError: a path or bind is invalid.
         :raises ToolMissing: this host does not allow the namespaces.
         """
+        out, err = io.BytesIO(), Tail() if on_line else io.BytesIO()
+        lines = LineSink(on_line) if on_line else None
+        with self.started(image_root, program, capture=capture, stdin=stdin) as process:
+            timed_out = receive(process, lines or out, err, timeout_s=timeout_s, kill=terminate)
+            if lines:
+                lines.close()
+        return Exited(
+            code=process.returncode, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out
+        )
+
+    @contextlib.contextmanager
+    def started(
+        self, image_root: Path, program: Program, *, capture: bool = True, stdin: bytes = b""
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """The process of *program*, as in `run`; at the end it is killed, with all that it started.
+
+        :raises ConfigError: as `run`.
+        :raises ToolMissing: as `run`.
+        """
         _check(image_root, program)
         spec_read, spec_write = os.pipe()
         fault_read, fault_write = os.pipe()
+        confined = None
+        if self.confined is not None:
+            confined = {"limits": text_of(self.confined), "filter": seccomp.builder_program().hex()}
         with (
             using(image_root),
             self._scratch() as scratch,
@@ -75,13 +104,14 @@ class RootfsRuntime:
                 ],
                 **_driver_files(self.driver),
                 "workdir": program.workdir,
-                "user": program.user,
+                "user": _NOBODY if confined else program.user,
                 "hostname": self.hostname,
-                "files": machine_files(self.hostname),
+                "files": {} if confined else _machine_files(self.hostname),
                 "shm_size": self.shm_size,
                 # Without a scratch folder, a tmpfs is mounted here, in the mount namespace only.
                 "scratch": str(scratch or Path(tempfile.gettempdir()).absolute()),
-                "scratch_is_ours": scratch is not None,
+                "tmpfs": "" if scratch else f"mode=755,size={self.shm_size if confined else '50%'}",
+                "confined": confined,
             }
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_ENTER), str(spec_read), str(fault_write)],
@@ -96,22 +126,15 @@ class RootfsRuntime:
                 os.close(fault_write)
                 with contextlib.suppress(BrokenPipeError), os.fdopen(spec_write, "wb") as sink:
                     sink.write(json.dumps(spec).encode())
-                out, err = io.BytesIO(), Tail() if on_line else io.BytesIO()
-                lines = LineSink(on_line) if on_line else None
-                timed_out = receive(process, lines or out, err, timeout_s=timeout_s, kill=_terminate)
-                if lines:
-                    lines.close()
+                yield process
             finally:
-                _terminate(process)
+                terminate(process)
             fault = faults.read().decode(errors="replace")
         if fault:
             raise ToolMissing(
                 f"the rootfs runtime cannot start a container: {fault}",
                 hint="run as root, or allow user namespaces (sysctl user.max_user_namespaces)",
             )
-        return Exited(
-            code=process.returncode, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out
-        )
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path | None]:
@@ -133,6 +156,29 @@ def demand_namespaces(runtime: str, folder: Path) -> None:
     """
     if runtime == "rootfs":
         RootfsRuntime().run(folder, Program(argv=("no program",), env={}))
+
+
+def _machine_files(hostname: str) -> dict[str, str]:
+    """The content of /etc/hosts, /etc/hostname and /etc/resolv.conf, by path."""
+    return {
+        "/etc/hosts": _hosts(hostname),
+        "/etc/hostname": f"{hostname}\n",
+        "/etc/resolv.conf": _resolver(),
+    }
+
+
+def _hosts(hostname: str) -> str:
+    # Without the IPv4-mapped address, c10d's reverse lookup takes 15 s if there is no name server.
+    addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
+    return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
+
+
+def _resolver() -> str:
+    try:
+        with open("/etc/resolv.conf") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _driver_files(driver: HostDriver | None) -> dict[str, Any]:
@@ -177,14 +223,14 @@ def _check(image_root: Path, program: Program) -> None:
 
 @contextlib.contextmanager
 def _input(data: bytes) -> Iterator[IO[bytes]]:
-    """A file with *data*, to read from."""
-    with tempfile.TemporaryFile() as file:
+    """A file with *data*, to read from; without data /dev/null, which a program cannot fill."""
+    with tempfile.TemporaryFile() if data else open(os.devnull, "r+b") as file:
         file.write(data)
         file.seek(0)
         yield file
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
+def terminate(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM to enter.py: it kills process 1 of the PID namespace, and the kernel all others in it."""
     if process.poll() is None:
         process.terminate()

@@ -52,13 +52,17 @@ def fault() -> str:
     return ""
 
 
+def text_of(limits: Mapping[str, int]) -> str:
+    """Resource *limits* as enter.py reads them."""
+    return ",".join(f"{name}={limit}" for name, limit in limits.items())
+
+
 def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
     """The command line of a sandbox, without the program: append its absolute path inside, and arguments.
 
     :param root: the folder that is / inside; None: the host's root, with only limits and the seccomp filter.
     """
-    limits = ",".join(f"{name}={limit}" for name, limit in _LIMITS.items())
     variables = [f"{name}={value}" for name, value in env.items()]
     folder = "" if root is None else str(root.absolute())
-    arguments = (folder, limits, seccomp.program().hex(), str(len(variables)), *variables)
+    arguments = (folder, text_of(_LIMITS), seccomp.program().hex(), str(len(variables)), *variables)
     return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *arguments]

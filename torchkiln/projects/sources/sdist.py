@@ -32,7 +32,8 @@ from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.projects.sources.build_system import BuildSystem, build_requirements, build_system
 from torchkiln.projects.sources.sdists import BuiltSdist, Resolve, SourceCode
-from torchkiln.projects.sources.workshop import Job, Limits, run_enclosed
+from torchkiln.projects.sources.workshop import Limits, run_enclosed
+from torchkiln.runtimes.command import Bind, Program
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.strict_json import json_of
@@ -190,15 +191,12 @@ class SandboxedBuilder:
         """
         programs, python = _python_of(cell)
         with self._staged(sdist, requires) as folder:
-            ended = run_enclosed(
-                Job(
-                    root=root,
-                    argv=(f"{programs}/{python}", "-B", "/in/driver.py", *words),
-                    env={**_ENV, "PATH": ":".join(dict.fromkeys((programs, *_ENV["PATH"].split(":"))))},
-                    binds=((folder, "/in"),),
-                    limits=limits,
-                )
+            program = Program(
+                argv=(f"{programs}/{python}", "-B", "/in/driver.py", *words),
+                env={**_ENV, "PATH": ":".join(dict.fromkeys((programs, *_ENV["PATH"].split(":"))))},
+                binds=(Bind(source=folder, target="/in"),),
             )
+            ended = run_enclosed(root, program, limits)
         if ended.exceeded:
             raise BuildFailed(
                 f"{sdist.filename}: its build was stopped: it used more than {ended.exceeded}",

@@ -35,7 +35,9 @@ def main() -> None:
     action, folder, backend, *path = sys.argv[1:]
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a backend prints is not part of the result
-    here = os.getcwd()
+    here = "/tmp/build"
+    os.mkdir(here)
+    os.chdir(here)
     source = os.path.normpath(f"{_unpacked(f'{here}/source')}/{folder}")
     if action == "read":
         if os.path.isfile(f"{source}/pyproject.toml"):
