@@ -61,7 +61,7 @@ def test_the_wheel_of_a_commit(scene: Scene, forge: GitServer) -> None:
 
     assert (made.wheel.name, made.wheel.version, made.wheel.index) == ("tool", "2.5", Source.PROJECT)
     assert b"# shared" in scene.store.wheel(made.wheel).read_bytes()
-    assert scene.builder.same(code, scene.cell, made)
+    assert scene.builder.again(code, scene.cell, made.requires).wheel == made.wheel
 
 
 @pytest.mark.parametrize(

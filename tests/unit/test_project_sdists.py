@@ -20,12 +20,12 @@ from tests.stored import put
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import FILE, from_json, to_json
 from torchkiln.projects.sources import sdist as building
 from torchkiln.projects.sources import sdists
-from torchkiln.projects.sources.build_system import BuildSystem, build_requirements, build_system
+from torchkiln.projects.sources.sdist import BuildSystem, build_requirements, build_system
 from torchkiln.projects.sources.sdists import BuiltSdist, Resolve, SourceCode
 from torchkiln.store.store import Store
 
@@ -45,7 +45,13 @@ class FakeBuilder:
         sdist = code.archive
         assert self.store.has_wheel(sdist)
         self.built.append(f"{sdist.name} {sdist.version}")
-        requires = resolve(self.system)
+        return self._made(sdist, resolve(self.system))
+
+    def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        made = self._made(code.archive, requires)
+        return made if self.reproducible else replace(made, wheel=replace(made.wheel, sha256="0" * 64))
+
+    def _made(self, sdist: LockedWheel, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
         payload = ",".join(wheel.version for wheel in requires).encode()
         more = self.requires.get(sdist.name, ())
         version = sdist.version or self.version
@@ -60,9 +66,6 @@ class FakeBuilder:
         )
         put(data, self.store.wheel(wheel), self.store)
         return BuiltSdist(wheel=wheel, metadata=metadata_of(data), requires=requires)
-
-    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
-        return self.reproducible
 
 
 class Scene(Workspace):

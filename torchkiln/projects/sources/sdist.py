@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -30,13 +31,13 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
-from torchkiln.projects.sources.build_system import BuildSystem, build_requirements, build_system
 from torchkiln.projects.sources.sdists import BuiltSdist, Resolve, SourceCode
 from torchkiln.projects.sources.workshop import Limits, run_enclosed
 from torchkiln.runtimes.command import Bind, Program
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.strict_json import json_of
+from torchkiln.util.toml import toml_of
 from torchkiln.wheel.metadata import metadata_in
 
 _DRIVER = Path(__file__).with_name("sdist_driver.py")
@@ -54,7 +55,7 @@ _ENV = {
     "PIP_NO_INDEX": "1",
 }
 _QUICK = Limits(seconds=120.0, output=1 << 20)  # for pyproject.toml and requirements
-_FILE_NAME = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,250}\.whl")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,250}\.whl")
 _SHOWN = 12  # lines of a log
 _NO_COMPILER = re.compile(
     r"(unable to execute|command) '[^']{0,200}' failed: No such file"
@@ -67,6 +68,28 @@ _NO_HISTORY = re.compile(
 )
 _UNLISTED = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _ELSEWHERE = "build a wheel elsewhere, and put it into the folder of the setting `wheels`"
+_MOST = 100  # requirements
+_LONGEST = 500  # characters of a requirement
+_BACKEND = re.compile(r"[A-Za-z_][\w.]{0,199}(:[A-Za-z_][\w.]{0,199})?", re.ASCII)
+_PART = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildSystem:
+    """The build backend of an sdist and its requirements; the defaults apply if it has no pyproject.toml."""
+
+    requires: tuple[str, ...] = ("setuptools>=40.8.0",)  # PEP 508
+    backend: str = "setuptools.build_meta:__legacy__"
+    path: tuple[str, ...] = ()  # backend-path: folders of the sdist from which the backend is imported
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Build:
+    """What is built, for which image, and the root file system in which it is built."""
+
+    code: SourceCode
+    cell: LockedCell
+    root: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,37 +106,22 @@ class SandboxedBuilder:
 
     def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
         """See SdistBuilder."""
-        root, sdist = self._root(cell), code.archive
-        self.report.say(f"building {sdist.filename} in a sandbox")
-        try:
-            text = self._run(sdist, root, cell, (), ("read", code.folder, "-"), _QUICK)
-            system = build_system(text)
+        build = _Build(code=code, cell=cell, root=self._root(cell))
+        self.report.say(f"building {code.archive.filename} in a sandbox")
+        with _named(code):
+            system = self._system(build)
             requires = resolve(system.requires)
-            words = ("requires", code.folder, system.backend, *system.path)
-            more = build_requirements(json_of(self._run(sdist, root, cell, requires, words, _QUICK)))
+            answer = self._run(build, requires, ("requires", system.backend, *system.path), _QUICK)
+            more = build_requirements(json_of(answer))
             if set(more) - set(system.requires):
                 requires = resolve((*system.requires, *more))
-        except ValueError as error:
-            raise BuildFailed(f"{sdist.filename}: {error}", hint=_ELSEWHERE) from error
-        except BuildFailed as error:
-            raise BuildFailed(_named(sdist, error.message), hint=error.hint) from error
-        return self._wheel(code, root, cell, requires, system)
-
-    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
-        """See SdistBuilder."""
-        return self.again(code, cell, built.requires).wheel.sha256 == built.wheel.sha256
+            return self._wheel(build, requires, system)
 
     def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
-        """The wheel of *code*, built with the wheels *requires* of a lock; all these files are in the cache.
-
-        :raises BuildFailed: as `build`.
-        """
-        root, sdist = self._root(cell), code.archive
-        try:
-            system = build_system(self._run(sdist, root, cell, (), ("read", code.folder, "-"), _QUICK))
-        except ValueError as error:
-            raise BuildFailed(f"{sdist.filename}: {error}", hint=_ELSEWHERE) from error
-        return self._wheel(code, root, cell, requires, system)
+        """See SdistBuilder."""
+        build = _Build(code=code, cell=cell, root=self._root(cell))
+        with _named(code):
+            return self._wheel(build, requires, self._system(build))
 
     def _root(self, cell: LockedCell) -> Path:
         """The unpacked base of *cell*, with its tools and standalone Python if it has them."""
@@ -137,24 +145,21 @@ class SandboxedBuilder:
         key = hashlib.sha256("\n".join(layer.diff_id for layer in layers).encode()).hexdigest()
         return unpacked_root(Digest(f"sha256:{key}"), layers, self.store)
 
-    def _wheel(
-        self,
-        code: SourceCode,
-        root: Path,
-        cell: LockedCell,
-        requires: tuple[LockedWheel, ...],
-        system: BuildSystem,
-    ) -> BuiltSdist:
+    def _system(self, build: _Build) -> BuildSystem:
+        return build_system(self._run(build, (), ("read", "-"), _QUICK))
+
+    def _wheel(self, build: _Build, requires: tuple[LockedWheel, ...], system: BuildSystem) -> BuiltSdist:
         """Build the wheel, check it, and put it into the cache."""
-        sdist, words = code.archive, ("wheel", code.folder, system.backend, *system.path)
-        name, _, data = self._run(sdist, root, cell, requires, words, self.limits).partition(b"\n")
-        version = sdist.version or _version(name.decode(errors="replace"))
+        answer = self._run(build, requires, ("wheel", system.backend, *system.path), self.limits)
+        line, _, data = answer.partition(b"\n")
+        name, sdist = line.decode(errors="replace"), build.code.archive
+        version = sdist.version or _version(name)
         if not _FILE_NAME.fullmatch(name) or not version:
-            raise BuildFailed(f"{sdist.filename}: its build made no wheel", hint=_ELSEWHERE)
+            raise ValueError("its build made no wheel")
         wheel = LockedWheel(
             name=sdist.name,
             version=version,
-            filename=name.decode(),
+            filename=name,
             sha256=hashlib.sha256(data).hexdigest(),
             size=len(data),
             index=Source.PROJECT,
@@ -164,49 +169,40 @@ class SandboxedBuilder:
             with self.store.writable():
                 temporary.write_bytes(data)
             metadata = metadata_in(temporary, wheel.filename)
-            if why := _fault(wheel, metadata, cell):
+            if why := _fault(wheel, metadata, build.cell):
                 raise BadWheel(wheel.filename, why)
             self.store.adopt(temporary, self.store.wheel(wheel))
         except (BadWheel, ValueError) as error:
             why = error.reason if isinstance(error, BadWheel) else str(error)
-            raise BuildFailed(
-                f"{sdist.filename}: its build made an invalid wheel: {why}", hint=_ELSEWHERE
-            ) from error
+            raise ValueError(f"its build made an invalid wheel: {why}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return BuiltSdist(wheel=wheel, metadata=metadata, requires=requires)
 
     def _run(
-        self,
-        sdist: LockedWheel,
-        root: Path,
-        cell: LockedCell,
-        requires: Iterable[LockedWheel],
-        words: tuple[str, ...],
-        limits: Limits,
+        self, build: _Build, requires: Iterable[LockedWheel], words: tuple[str, ...], limits: Limits
     ) -> bytes:
-        """The stdout of the driver.
+        """What the driver prints for *words*: an action, the backend and its path.
 
-        :raises BuildFailed: the driver failed, or exceeded *limits*.
+        :raises BuildFailed: the driver failed.
+        :raises ValueError: it exceeded *limits*.
         """
-        programs, python = _python_of(cell)
-        with self._staged(sdist, requires) as folder:
+        programs, python = _python_of(build.cell)
+        action, *backend = words
+        with self._staged(build.code.archive, requires) as folder:
             program = Program(
-                argv=(f"{programs}/{python}", "-B", "/in/driver.py", *words),
+                argv=(f"{programs}/{python}", "-B", "/in/driver.py", action, build.code.folder, *backend),
                 env={**_ENV, "PATH": ":".join(dict.fromkeys((programs, *_ENV["PATH"].split(":"))))},
                 binds=(Bind(source=folder, target="/in"),),
             )
-            ended = run_enclosed(root, program, limits)
+            ended = run_enclosed(build.root, program, limits)
         if ended.exceeded:
-            raise BuildFailed(
-                f"{sdist.filename}: its build was stopped: it used more than {ended.exceeded}",
-                hint=_ELSEWHERE,
-            )
+            raise ValueError(f"its build was stopped: it used more than {ended.exceeded}")
         if ended.code:
             lines = [printable(line[:500]) for line in ended.log.splitlines() if line.strip()][-_SHOWN:]
             raise BuildFailed(
-                "\n".join((f"{sdist.filename}: its build failed (exit {ended.code}):", *lines)),
-                hint=_hint(ended.log, cell),
+                "\n".join((f"its build failed (exit {ended.code}):", *lines)),
+                hint=_hint(ended.log, build.cell),
             )
         return ended.output
 
@@ -227,6 +223,65 @@ class SandboxedBuilder:
             yield folder
         finally:
             remove_tree(folder)
+
+
+def build_system(text: bytes) -> BuildSystem:
+    """The build system in *text*, a pyproject.toml; an empty *text* stands for a missing file.
+
+    :raises ValueError: it is invalid.
+    """
+    table = toml_of(text).get("build-system")
+    if table is None:
+        return BuildSystem()
+    if not isinstance(table, dict):
+        raise ValueError("[build-system] is not a table")
+    requires, path = table.get("requires", []), table.get("backend-path", [])
+    backend = table.get("build-backend", BuildSystem().backend)
+    for key, value in (("requires", requires), ("backend-path", path)):
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ValueError(f"[build-system] {key} is not a list of strings")
+    if not isinstance(backend, str) or not _BACKEND.fullmatch(backend):
+        raise ValueError("[build-system] build-backend is not the name of a module")
+    if any(not _PART.fullmatch(part) or ".." in part.split("/") for part in path if part != "."):
+        raise ValueError("[build-system] backend-path is not a relative path inside the sdist")
+    return BuildSystem(requires=build_requirements(requires), backend=backend, path=tuple(path))
+
+
+def build_requirements(texts: object) -> tuple[str, ...]:
+    """The requirements in *texts* (PEP 508), without duplicates.
+
+    :raises ValueError: *texts* is not a list or too long, or a requirement is invalid or has a URL.
+    """
+    if not isinstance(texts, list):
+        raise ValueError("its build requirements are not a list")
+    if len(texts) > _MOST:
+        raise ValueError(f"its build requires more than {_MOST} packages")
+    found = []
+    for text in texts:
+        shown = str(text)[:100]
+        try:
+            if not isinstance(text, str) or len(text) > _LONGEST:
+                raise InvalidRequirement
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            raise ValueError(f"its build requires {shown!r}, which is not a valid requirement") from None
+        if requirement.url:
+            raise ValueError(f"its build requires {requirement.name} by a direct URL")
+        found.append(str(requirement))
+    return tuple(dict.fromkeys(found))
+
+
+@contextmanager
+def _named(code: SourceCode) -> Iterator[None]:
+    """Let an error name the sdist.
+
+    :raises BuildFailed: in place of a ValueError or another BuildFailed.
+    """
+    try:
+        yield
+    except (ValueError, BuildFailed) as error:
+        hint = error.hint if isinstance(error, BuildFailed) else _ELSEWHERE
+        raise BuildFailed(f"{code.archive.filename}: {error}", hint=hint) from error
 
 
 def _python_of(cell: LockedCell) -> tuple[str, str]:
@@ -257,10 +312,6 @@ def _version(filename: str) -> str:
         return str(parse_wheel_filename(filename)[1])
     except InvalidWheelFilename:
         return ""
-
-
-def _named(sdist: LockedWheel, message: str) -> str:
-    return message if message.startswith(sdist.filename) else f"{sdist.filename}: {message}"
 
 
 def _hint(log: str, cell: LockedCell) -> str:

@@ -71,8 +71,11 @@ class SdistBuilder(Protocol):
         """
         ...
 
-    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
-        """Whether a second build gives the bytes of *built*."""
+    def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        """The wheel of *code*, built with the wheels *requires* of a lock; all these files are in the cache.
+
+        :raises BuildFailed: as `build`.
+        """
         ...
 
 
@@ -252,12 +255,13 @@ class Sdists:
         return resolve
 
     def _from(self, code: SourceCode, built: BuiltSdist) -> BuiltFrom:
+        second = self._builder.again(code, self._cell, built.requires).wheel
         return BuiltFrom(
             sdist=code.archive.filename,
             sha256=code.archive.sha256,
             size=code.archive.size,
             requires=tuple(sorted(built.requires, key=lambda wheel: wheel.name)),
-            reproducible=self._builder.same(code, self._cell, built),
+            reproducible=second.sha256 == built.wheel.sha256,
         )
 
 
