@@ -61,15 +61,13 @@ PyMODINIT_FUNC PyInit__tool(void) { return PyModule_Create(&module); }
 
 
 def test_a_package_in_c_of_a_repository(tmp_path: Path) -> None:
-    """The package is in a subdirectory, and includes a header of a submodule."""
+    """The package is in a subdirectory, and includes a header of another folder."""
     needs_git_server()
     (tmp_path / "server").mkdir()
     (tmp_path / "project").mkdir()
     with GitServer(tmp_path / "server") as server:
-        lib = server.commit("lib", {"answer.h": "#define ANSWER -1\n"})
         files = {"pkg/pyproject.toml": PYPROJECT, "pkg/setup.py": SETUP, "pkg/_tool.c": MODULE}
-        modules = '[submodule "lib"]\n\tpath = ext/lib\n\turl = ../lib.git\n'
-        commit = server.commit("tool", {**files, ".gitmodules": modules}, f"160000 {lib}\text/lib")
+        commit = server.commit("tool", {**files, "ext/lib/answer.h": "#define ANSWER -1\n"})
         line = f"tool @ git+{server.url('tool')}@main#subdirectory=pkg\n"
         (tmp_path / "project" / "requirements.txt").write_text(line)
         (tmp_path / "project" / "torchkiln.toml").write_text('build = ["tool"]\n')

@@ -1,7 +1,8 @@
 """Makes a tar of a git commit, with the same bytes on each machine.
 
 The files are read from git's objects, because `git archive` and a checkout depend on attributes and settings.
-Submodules and files of Git LFS are not fetched: a package that has them is refused.
+Submodules and files of Git LFS are not fetched: a repository with submodules, and a package with files of Git
+LFS, are refused.
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ def write_archive(git: Git, url: str, commit: str, folders: tuple[str, str], pat
     """Fetch *commit* of the repository at *url*, and write it to *path* as a tar with one folder.
 
     :param folders: the name of that folder, and the path of the package in it ("" for the folder itself).
-    :raises BuildFailed: the commit cannot be fetched, has no package there, exceeds a limit, has a submodule
-        or a file of Git LFS in the package, or files that could not be checked out.
+    :raises BuildFailed: the commit cannot be fetched, has no package there, exceeds a limit, has a submodule,
+        a file of Git LFS in the package, or files that could not be checked out.
     """
     top, package = folders[0], f"{folders[1]}/" if folders[1] else ""
     git.fetch(url, commit)
     try:
         listing = git.run("ls-tree", "-r", "-z", "-l", "--full-tree", commit, url=url)
-        found = _files(entries(listing, FILES), package)
+        found = sorted(entries(listing, FILES), key=lambda entry: entry.path)
+        _demand_package(found, package)
         ids = "".join(f"{entry.id}\n" for entry in found).encode()
         # SIZE limits the content; each blob has a line before it.
         with (
@@ -139,11 +141,8 @@ def _demand_distinct(paths: Iterable[str]) -> None:
         raise ValueError(f"{printable(both[0][:200])}: both a file and a folder")
 
 
-def _files(listed: tuple[TreeEntry, ...], package: str) -> list[TreeEntry]:
-    """The files and links of *listed*, sorted by path; submodules outside of the folder *package* are empty.
-
-    :raises ValueError: they are too large, or there is no package or a submodule in *package*.
-    """
+def _demand_package(listed: Iterable[TreeEntry], package: str) -> None:
+    """:raises ValueError: *listed* is too large, has a submodule, or no package in the folder *package*."""
     if sum(entry.size for entry in listed) > SIZE:
         raise ValueError(f"more than {SIZE >> 20} MiB")
     if not {f"{package}{name}" for name in _BUILDS} & {entry.path for entry in listed}:
@@ -152,10 +151,8 @@ def _files(listed: tuple[TreeEntry, ...], package: str) -> list[TreeEntry]:
             f" neither {package}pyproject.toml nor {package}setup.py found"
         )
     for entry in listed:
-        if entry.is_submodule and entry.path.startswith(package):
+        if entry.is_submodule:
             raise entry.fault("a submodule, which is not supported")
-    files = (entry for entry in listed if not entry.is_submodule)
-    return sorted(files, key=lambda entry: entry.path)
 
 
 def _add(tar: tarfile.TarFile, top: str, entry: TreeEntry, content: IO[bytes]) -> None:
