@@ -93,9 +93,7 @@ def host_root(folder: Path) -> Path:
 
 def run_on_host(root: Path, program: Program, limits: Limits) -> Ended:
     """Like `run_enclosed`, but with the Python of this process instead of the image's Python."""
-    prefix = Path(sys.base_prefix)
-    folders = {Path("/usr"), *([] if prefix.is_relative_to("/usr") else [prefix])}
-    binds = (Bind(source=folder, target=str(folder)) for folder in sorted(folders))
+    binds = (Bind(source=Path(folder), target=folder) for folder in sorted({"/usr", sys.base_prefix}))
     argv = program.argv
     if argv[0].startswith("/usr/bin/python"):
         argv = (os.path.realpath(sys.executable), *argv[1:])
