@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln.projects.sources.workshop import Ended, Limits, run_enclosed
-from torchkiln.runtimes.command import Bind, Program
+from torchkiln.projects.sources.workshop import Limits, run_enclosed
+from torchkiln.runtimes.command import Bind, Exited, Program
 
 PYPROJECT = '[build-system]\nrequires = {requires}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 # A build backend that writes a wheel with one module, whose source is the file `text`.
@@ -91,7 +91,7 @@ def host_root(folder: Path) -> Path:
     return folder
 
 
-def run_on_host(root: Path, program: Program, limits: Limits) -> Ended:
+def run_on_host(root: Path, program: Program, limits: Limits) -> Exited:
     """Like `run_enclosed`, but with the Python of this process instead of the image's Python."""
     binds = (Bind(source=Path(folder), target=folder) for folder in sorted({"/usr", sys.base_prefix}))
     argv = program.argv

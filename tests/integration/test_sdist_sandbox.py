@@ -277,6 +277,6 @@ raise SystemExit(4)
 def test_the_command_sees_only_its_own_processes(tmp_path: Path) -> None:
     command = "set -- /proc/[0-9]*; echo $#; cat /sys/* 2> /dev/null | wc -c"  # the shell's glob: no process
     program = Program(argv=("/bin/sh", "-c", command), env={"PATH": "/usr/bin"})
-    processes, system = run_on_host(host_root(tmp_path), program, Limits()).output.split()
+    processes, system = run_on_host(host_root(tmp_path), program, Limits()).stdout.split()
     assert processes in (b"1", b"2")
     assert system == b"0"

@@ -147,8 +147,8 @@ def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
     def seen() -> dict[str, list[str]]:
         program = Program(argv=tuple(python_of_environment("-I", "-c", probe)), env={"LC_ALL": "C"})
         ran = run_enclosed(root, program, Limits())
-        assert ran.log == ""
-        found = json.loads(ran.output)
+        assert ran.stderr == b""
+        found = json.loads(ran.stdout)
         return {kind: found[kind] for kind in kinds if found[kind]}
 
     assert seen() == {}

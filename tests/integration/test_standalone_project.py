@@ -34,8 +34,8 @@ from torchkiln.projects.smoke.account import account_of
 from torchkiln.projects.sources import sdist as building
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import SourceCode
-from torchkiln.projects.sources.workshop import Ended, Limits
-from torchkiln.runtimes.command import Program
+from torchkiln.projects.sources.workshop import Limits
+from torchkiln.runtimes.command import Exited, Program
 
 pytestmark = [needs_namespaces, pytest.mark.proof]
 NAME = "my-project"
@@ -145,9 +145,9 @@ def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
     """The folder of the standalone Python is the first in PATH. The build does not need its archive."""
     ran: list[tuple[Path, Program]] = []
 
-    def run(root: Path, program: Program, limits: Limits) -> Ended:
+    def run(root: Path, program: Program, limits: Limits) -> Exited:
         ran.append((root, program))
-        return Ended(code=1, output=b"", log="stopped here")
+        return Exited(code=1, stdout=b"", stderr=b"stopped here", timed_out=False)
 
     monkeypatch.setattr(building, "run_enclosed", run)
     store, (filename, data) = scene.images.store, sdist(files_of())

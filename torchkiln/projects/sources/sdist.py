@@ -196,15 +196,14 @@ class SandboxedBuilder:
                 binds=(Bind(source=folder, target="/in"),),
             )
             ended = run_enclosed(build.root, program, limits)
-        if ended.exceeded:
-            raise ValueError(f"its build was stopped: it used more than {ended.exceeded}")
         if ended.code:
-            lines = [printable(line[:500]) for line in ended.log.splitlines() if line.strip()][-_SHOWN:]
+            log = ended.stderr.decode(errors="replace")
+            lines = [printable(line[:500]) for line in log.splitlines() if line.strip()][-_SHOWN:]
             raise BuildFailed(
                 "\n".join((f"its build failed (exit {ended.code}):", *lines)),
-                hint=_hint(ended.log, build.cell),
+                hint=_hint(log, build.cell),
             )
-        return ended.output
+        return ended.stdout
 
     @contextmanager
     def _staged(self, sdist: LockedWheel, requires: Iterable[LockedWheel]) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.runtimes.capture import Tail, receive
-from torchkiln.runtimes.command import Program
+from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.rootfs import RootfsRuntime, terminate
 
 _POLL = 0.1  # seconds
@@ -46,20 +46,11 @@ class Limits:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a command ended. `exceeded`: the limit because of which it was stopped; empty: none."""
-
-    code: int
-    output: bytes
-    log: str  # the end of its stderr, at most 1 MiB
-    exceeded: str = ""
-
-
-def run_enclosed(root: Path, program: Program, limits: Limits) -> Ended:
-    """Run *program* in the unpacked image *root*, as the user nobody.
+def run_enclosed(root: Path, program: Program, limits: Limits) -> Exited:
+    """Run *program* in the unpacked image *root*, as the user nobody; of its stderr the end is kept.
 
     :raises ToolMissing: this host cannot create the sandbox.
+    :raises ValueError: it exceeded *limits*, and was stopped.
     """
     runtime = RootfsRuntime(shm_size=limits.space, hostname="sandbox", confined=limits.of_each_process)
     with runtime.started(root, program) as process:
@@ -85,8 +76,8 @@ class _Output:
         """Do nothing."""
 
 
-def _received(process: subprocess.Popen[bytes], limits: Limits) -> Ended:
-    """Receive the output of *process* until it ends, or exceeds a limit and is killed."""
+def _received(process: subprocess.Popen[bytes], limits: Limits) -> Exited:
+    """The output of *process* until it ends, or exceeds a limit and is killed."""
     out, log = _Output(limits.output, lambda: terminate(process)), Tail()
     too_large, done = threading.Event(), threading.Event()
 
@@ -103,11 +94,14 @@ def _received(process: subprocess.Popen[bytes], limits: Limits) -> Ended:
     finally:
         done.set()
         watcher.join()
-    exceeded = f"{limits.seconds:.0f} seconds" if timed_out else ""
-    exceeded = f"{limits.output >> 20} MiB of output" if out.over else exceeded
-    exceeded = f"{limits.memory >> 20} MiB of memory" if too_large.is_set() else exceeded
-    text = log.getvalue().decode("utf-8", "replace")
-    return Ended(code=process.returncode, output=bytes(out.data), log=text, exceeded=exceeded)
+    for is_exceeded, limit in (
+        (too_large.is_set(), f"{limits.memory >> 20} MiB of memory"),
+        (out.over, f"{limits.output >> 20} MiB of output"),
+        (timed_out, f"{limits.seconds:.0f} seconds"),
+    ):
+        if is_exceeded:
+            raise ValueError(f"its build was stopped: it used more than {limit}")
+    return Exited(code=process.returncode, stdout=bytes(out.data), stderr=log.getvalue(), timed_out=timed_out)
 
 
 def _tree(pid: int) -> Iterator[int]:
