@@ -29,7 +29,6 @@ import click
 from packaging.specifiers import SpecifierSet
 
 from torchkiln.errors import ConfigError, KilnError, Unresolvable
-from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.index.uv import Pin
@@ -108,7 +107,7 @@ class OnTheImage:
         version = version or self.index.newest(name, wanted, SpecifierSet())
         if not version:
             raise Unresolvable(f"{name}: no wheel for this image", hint="name another release")
-        files, _ = uploaded_before(self.index.pages, name, Source.DEFAULT, wanted.as_of)
+        files = self.index.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
         prefix = f"-{version}-"
         hashes = frozenset(file.sha256 for file in files if prefix in file.filename)
         [wheel] = self.index.locked(

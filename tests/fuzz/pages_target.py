@@ -82,15 +82,12 @@ def judge(body: bytes, as_json: bool, agreed: bool) -> str:
     """ "accepted" or "refused"; raises if pypi_simple sees other files, or a valid page is refused."""
     try:
         result = listing(Page(url=HERE, json=as_json, body=body))
-        ours = [
-            (file.filename, result.url(file), file.requires_python, file.yanked is not None)
-            for file in result.files
-        ]
+        ours = [(file.filename, file.url, file.requires_python, file.yanked is not None) for file in result]
     except BuildFailed:
         if agreed:
             raise
         return "refused"
-    for item in result.files:
+    for item in result:
         assert item.size is None or (type(item.size) is int and item.size >= 0)
         assert all(
             isinstance(text, str)

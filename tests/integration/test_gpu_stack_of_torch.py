@@ -38,7 +38,7 @@ def test_the_stack_has_the_requirements_of_torch(tag: str, tmp_path: Path) -> No
         if name in required or name not in wheels or name.startswith("nvidia-"):
             continue
         required.add(name)
-        data = metadata.own(pages.measure(pages.find(wheels[name])))
+        data = metadata.of(pages.find(wheels[name]), wheels[name].index)
         for text in BytesHeaderParser().parsebytes(data).get_all("Requires-Dist") or []:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate(python):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from tests.servers.hostile_index import (
     response,
     slowly,
 )
-from tests.servers.index_server import metadata_of, wheel_bytes
+from tests.servers.index_server import wheel_bytes
 
 MOST = 400 << 20  # bytes, of torchkiln and uv together
 NAME, DATA = DEMO = wheel_bytes("demo", "1.0")
@@ -59,10 +61,25 @@ def many_links(count: int) -> bytes:
     return OPEN + "".join(one % (n, n, n) for n in range(count)).encode()
 
 
-def beside(metadata: Callable[[], Pieces]) -> Answer:
-    """An index whose page for `demo` has a wheel and a separate METADATA file (PEP 658), *metadata*."""
-    listed = paged(page(DEMO, more=' data-core-metadata="true"'), then=files(DEMO))
-    return lambda request: metadata() if ".metadata" in request else listed(request)
+def sized_page(size: int) -> bytes:
+    """A JSON page with the wheel of `demo`."""
+    hashes = {"sha256": hashlib.sha256(DATA).hexdigest()}
+    file = {"filename": NAME, "url": f"/files/{NAME}", "size": size, "hashes": hashes}
+    return json.dumps({"meta": {"api-version": "1.1"}, "name": "demo", "files": [file]}).encode()
+
+
+def spoilt_wheel(answer: Callable[[], Pieces]) -> Answer:
+    """An index with the wheel of `demo`, of which only the size is served; *answer* to other requests."""
+    served = paged(page(DEMO), then=files(DEMO))
+    return lambda request: (
+        answer() if request.startswith("/files/") and not request.endswith(" 0-0") else served(request)
+    )
+
+
+def part(*more: str) -> bytes:
+    """The head of a response with all bytes of the wheel."""
+    content_range = f"Content-Range: bytes 0-{len(DATA) - 1}/{len(DATA)}"
+    return head("application/octet-stream", content_range, *more, status="206 Partial Content")
 
 
 def chain(request: str) -> Pieces | None:
@@ -83,6 +100,13 @@ def headed(first: bytes, again: bytes, count: int) -> Pieces:
 def wide(count: int, length: int = 1) -> tuple[str, bytes]:
     """A wheel that requires *count* projects."""
     return wheel_bytes("demo", "1.0", requires=[f"x{n}" * length for n in range(count)])
+
+
+def with_metadata(metadata: bytes) -> tuple[str, bytes]:
+    """A wheel with this METADATA."""
+    with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("demo-1.0.dist-info/METADATA", metadata)
+    return NAME, out.getvalue()
 
 
 def of_wheel(make: Callable[[], tuple[str, bytes]]) -> Answer:
@@ -162,25 +186,16 @@ KINDS: dict[str, tuple[Answer, str]] = {
         lambda _: response(b"", "text/html", "Retry-After: 3600", status="503 Busy"),
         "HTTP 503 Service Unavailable",
     ),
-    "endless METADATA": (beside(lambda: for_ever(head(), b"Requires-Dist: x\n")), "longer than 1 MiB"),
-    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete response within 2 seconds"),
-    "gzip bomb for METADATA": (
-        beside(lambda: response(bomb(64), "text/plain", "Content-Encoding: gzip")),
-        "longer than 1 MiB",
+    "endless wheel": (spoilt_wheel(lambda: for_ever(part(), b"x")), "longer than 256 KiB"),
+    "slow wheel": (spoilt_wheel(lambda: slowly(part(), b"x")), "no complete response within 2 seconds"),
+    "gzip bomb for a wheel": (
+        spoilt_wheel(lambda: iter([part("Content-Encoding: gzip") + bomb(64)])),
+        "longer than 256 KiB",
     ),
-    "METADATA that is not UTF-8": (
-        beside(lambda: response(b"Name: demo\nVersion: 1.0\nX: \xff\xfe")),
-        "not UTF-8",
-    ),
-    "METADATA gone": (beside(lambda: response(b"", status="410 Gone")), "HTTP 410 Gone"),
-    "100,000 dependencies in METADATA": (
-        beside(
-            lambda: response(
-                b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n" + b"Requires-Dist: x\n" * 60_000
-            )
-        ),
-        "more than 5000 requirements",
-    ),
+    "METADATA that is not UTF-8": (of_wheel(lambda: with_metadata(b"X: \xff\xfe")), "not UTF-8"),
+    "bomb for METADATA": (of_wheel(lambda: with_metadata(bytes(64 << 20))), "METADATA has more than"),
+    "wheel gone": (spoilt_wheel(lambda: response(b"", status="410 Gone")), "HTTP 410 Gone"),
+    "6,000 dependencies in METADATA": (of_wheel(lambda: wide(6_000)), "more than 5000 requirements"),
     "100,000 dependencies in the wheel": (of_wheel(lambda: wide(100_000)), "METADATA has more than"),
     "a dependency of 2 MB": (of_wheel(lambda: wide(1, 1_000_000)), "METADATA has more than"),
     "110 dependencies": (fanned, "more than 100 projects"),
@@ -206,24 +221,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
         "evil-1.0-py3-none-any.whl is not a file of demo",
     ),
     "a wrong size": (
-        paged(
-            json.dumps(
-                {
-                    "meta": {"api-version": "1.1"},
-                    "name": "demo",
-                    "files": [
-                        {
-                            "filename": NAME,
-                            "url": f"/files/{NAME}",
-                            "hashes": {"sha256": hashlib.sha256(DATA).hexdigest()},
-                            "size": 7,
-                        }
-                    ],
-                }
-            ).encode(),
-            JSON,
-            then=files(DEMO),
-        ),
+        paged(sized_page(7), JSON, then=files(DEMO)),
         f"size mismatch: {len(DATA)} bytes on the server, 7 on the index's page",
     ),
 }
@@ -244,9 +242,9 @@ def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
     assert not [left for left in (tmp_path / "cache" / "tmp").iterdir() if "resolver" in left.name]
 
 
-def test_matching_metadata_beside_a_wheel_is_accepted(tmp_path: Path) -> None:
+def test_a_sound_index_is_accepted(tmp_path: Path) -> None:
     """Without a fault, the index of the tests above works."""
-    with HostileIndex(beside(lambda: response(metadata_of(DATA)))) as index:
+    with HostileIndex(paged(page(DEMO), then=files(DEMO))) as index:
         found = lock_from(index.url, tmp_path / "cache")
 
     assert (found.kind, found.message) == ("", "demo==1.0")

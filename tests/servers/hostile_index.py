@@ -23,7 +23,7 @@ from typing import Any
 
 from tests import forked
 from tests.servers.background import InBackground, QuietServer
-from tests.servers.index_server import metadata_of, wheel_bytes
+from tests.servers.index_server import wheel_bytes
 from torchkiln.errors import KilnError
 from torchkiln.index import relay, session, uv
 from torchkiln.index.package_index import PackageIndex
@@ -108,15 +108,13 @@ class HostileIndex(InBackground):
         return f"http://127.0.0.1:{self._server.server_address[1]}/simple"
 
 
-def files(*wheels: tuple[str, bytes], beside: bool = False) -> Answer:
-    """Serve *wheels*, with support for range requests; if *beside*, also their METADATA (PEP 658)."""
+def files(*wheels: tuple[str, bytes]) -> Answer:
+    """Serve *wheels*, with support for range requests."""
     by_name = dict(wheels)
 
     def answer(request: str) -> Pieces | None:
         path, _, byte_range = request.partition(" ")
         name = path.removeprefix("/files/")
-        if beside and name.endswith(".metadata") and name[:-9] in by_name:
-            return response(metadata_of(by_name[name[:-9]]), "application/octet-stream")
         if name not in by_name:
             return None
         return ranged(by_name[name], byte_range)

@@ -21,7 +21,7 @@ from tests.stored import put_file
 from torchkiln.engine.dependencies import check_metadata
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
-from torchkiln.model.index import WheelMetadata, differing, read_metadata
+from torchkiln.model.index import read_metadata
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import reason_of, status_text
@@ -45,70 +45,42 @@ HONEST = metadata_of(
     wheel_bytes("demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9")[1]
 ).decode()
 WRONG_METADATA = {
-    "no requirement": (HONEST.replace("Requires-Dist: numpy>=2\n", ""), "Requires-Dist"),
-    "a requirement by another marker": (
-        HONEST.replace("numpy>=2", "numpy>=2; sys_platform=='linux'"),
-        "Requires-Dist",
-    ),
-    "no extra": (HONEST.replace("Requires-Dist: extra-one; extra == 'more'\n", ""), "Requires-Dist"),
-    "no Python": (HONEST.replace("Requires-Python: >=3.9\n", ""), "Requires-Python"),
+    "no requirement": HONEST.replace("Requires-Dist: numpy>=2\n", ""),
+    "a requirement by another marker": HONEST.replace("numpy>=2", "numpy>=2; sys_platform=='win32'"),
+    "another requirement": HONEST.replace("numpy>=2", "evil"),
+    "no extra": HONEST.replace("Requires-Dist: extra-one; extra == 'more'\n", ""),
+    "another Python": HONEST.replace(">=3.9", ">=3.99"),
+    "another name": HONEST.replace("Name: demo", "Name: other"),
+    "another version": HONEST.replace("Version: 1.0", "Version: 2.0"),
+    "a further requirement": HONEST + "Requires-Dist: evil\n",
 }
 
 
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
 @pytest.mark.parametrize("wrong", WRONG_METADATA)
-def test_metadata_beside_a_wheel_that_differs_is_refused_by_name(
-    wrong: str, server: IndexServer, tmp_path: Path
+def test_metadata_beside_a_wheel_is_not_read(
+    wrong: str, ranges: bool, server: IndexServer, tmp_path: Path
 ) -> None:
-    """If the server supports range requests, `lock` compares the metadata with the wheel."""
+    """The resolver sees METADATA of the wheel, so a file that differs from it changes no lock."""
     server.metadata = True
-    server.add("simple", "numpy", "2.0")
+    for name in ("numpy", "extra-one"):
+        server.add("simple", name, "2.0")
     server.add("simple", "evil", "1.0")
     filename, _ = server.add(
         "simple", "demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9"
     )
-    text, field = WRONG_METADATA[wrong]
-    assert text != HONEST
-    server.beside[filename] = text.encode()
-    with pytest.raises(BuildFailed) as caught:
-        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
+    assert WRONG_METADATA[wrong] != HONEST
+    server.beside[filename] = WRONG_METADATA[wrong].encode()
+    server.faults.no_ranges = not ranges
+    wanted = replace(REQUEST, requirements=("demo[more]",))
+    found = index_at(server.url("simple"), tmp_path).wheels(wanted)
 
-    assert caught.value.message.startswith(f"{filename}: the index's metadata file for this wheel differs")
-    assert caught.value.message.endswith(f": {field}")
-
-
-@pytest.mark.parametrize("field", ["Name: other", "Version: 2.0"])
-def test_metadata_of_another_release_beside_a_wheel_is_refused(
-    field: str, server: IndexServer, tmp_path: Path
-) -> None:
-    """uv detects the difference before torchkiln does."""
-    server.metadata = True
-    filename, data = server.add("simple", "demo", "1.0")
-    key = field.split(":")[0]
-    lines = [field if line.startswith(f"{key}:") else line for line in metadata_of(data).decode().split("\n")]
-    server.beside[filename] = "\n".join(lines).encode()
-    with pytest.raises(KilnError, match="demo"):
-        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
-
-
-def test_metadata_without_the_hash_of_the_page_is_refused(server: IndexServer, tmp_path: Path) -> None:
-    server.metadata = True
-    filename, data = server.add("simple", "demo", "1.0")
-    page = server.page("simple", "demo")
-    assert page
-    server.faults.page_body = page
-    server.beside[filename] = metadata_of(data) + b"Requires-Dist: evil\n"
-    with pytest.raises(
-        BuildFailed, match=r"demo-1\.0-py3-none-any\.whl\.metadata: checksum mismatch: sha256"
-    ):
-        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
-
-
-def test_matching_metadata_beside_the_wheel_is_accepted(server: IndexServer, tmp_path: Path) -> None:
-    """If the server does not support range requests, only the build compares it with the wheel."""
-    server.metadata = True
-    server.add("simple", "demo", "1.0")
-    server.faults.no_ranges = True
-    assert [wheel.version for wheel in index_at(server.url("simple"), tmp_path).wheels(REQUEST)] == ["1.0"]
+    assert [(wheel.name, wheel.version) for wheel in found] == [
+        ("demo", "1.0"),
+        ("extra-one", "2.0"),
+        ("numpy", "2.0"),
+    ]
+    assert not [path for _, path, _ in server.requests if path.endswith(".metadata")]
 
 
 def test_without_ranges_and_metadata_the_wheel_is_fetched(server: IndexServer, tmp_path: Path) -> None:
@@ -117,16 +89,6 @@ def test_without_ranges_and_metadata_the_wheel_is_fetched(server: IndexServer, t
     server.faults.no_ranges = True
     found = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     assert [found_wheel.name for found_wheel in found] == ["demo", "numpy"]
-
-
-def test_the_formatting_of_metadata_does_not_matter() -> None:
-    found_wheel = WheelMetadata(
-        requires_python=">=3.8,<4", requires=("a >=1", "B; extra=='x'"), version="1.0", name="D_e"
-    )
-    other = WheelMetadata(
-        requires_python="<4, >=3.8", requires=('b;extra == "x"', "a>=1"), version="1", name="d-e"
-    )
-    assert differing(found_wheel, replace(other, requires=('B; extra == "x"', "a>=1"), version="1.0")) == ()
 
 
 @pytest.mark.parametrize(

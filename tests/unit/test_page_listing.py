@@ -13,8 +13,7 @@ from pypi_simple import ProjectPage
 from tests.unit.test_hostile_pages import GOOD, HERE, SHA, WHEEL, entry, html, js
 from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import MOST_FILES, Page, listing
-from torchkiln.index.metadata import located
-from torchkiln.index.read_page import found_on, release_files, unfit
+from torchkiln.index.read_page import found_on, located, release_files, unfit
 
 _NAMES = st.sampled_from([WHEEL, "numpy-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", "numpy-1.0.tar.gz", "x"])
 _TEXTS = st.sampled_from(["", ">=3.9", "&gt;=3.9", "broken &amp; bad", "a'b", "data loss", "<4,>=3"])
@@ -50,10 +49,8 @@ def test_html_is_read_like_by_another_library(links: list[str], noise: str) -> N
         (package.filename, package.url.partition("#")[0], package.requires_python or "", package.is_yanked)
         for package in ProjectPage.from_html("numpy", page.body, HERE).packages
     ]
-    result = listing(page)
     ours = [
-        (file.filename, result.url(file), file.requires_python, file.yanked is not None)
-        for file in result.files
+        (file.filename, file.url, file.requires_python, file.yanked is not None) for file in listing(page)
     ]
     assert ours == expected
 
@@ -77,13 +74,9 @@ def test_json_is_read_like_by_another_library(files: list[dict[str, Any]]) -> No
     page = js(*files)
     expected = ProjectPage.from_json_data(json.loads(page.body), HERE).packages
     result = listing(page)
-    assert [(file.filename, result.url(file)) for file in result.files] == [
-        (link.filename, link.url) for link in expected
-    ]
-    assert [file.sha256 for file in result.files] == [link.digests.get("sha256") for link in expected]
-    assert [file.requires_python for file in result.files] == [
-        link.requires_python or "" for link in expected
-    ]
+    assert [(file.filename, file.url) for file in result] == [(link.filename, link.url) for link in expected]
+    assert [file.sha256 for file in result] == [link.digests.get("sha256") for link in expected]
+    assert [file.requires_python for file in result] == [link.requires_python or "" for link in expected]
 
 
 @given(
@@ -99,7 +92,7 @@ def test_a_wrong_type_anywhere_is_read_or_refused(key: str, value: Any) -> None:
     """The only exception is BuildFailed; values that are accepted have the right types."""
     body = json.dumps({"meta": {"api-version": "1.1"}, "name": "numpy", "files": [entry(**{key: value})]})
     try:
-        [file] = listing(Page(url=HERE, json=True, body=body.encode("utf-8", "surrogatepass"))).files
+        [file] = listing(Page(url=HERE, json=True, body=body.encode("utf-8", "surrogatepass")))
     except BuildFailed:
         return
     assert isinstance(file.filename, str)
@@ -137,7 +130,7 @@ def test_a_file_name_of_another_project(name: str) -> None:
     with pytest.raises(BuildFailed):
         found_on(js(entry(filename=name)), "numpy", {SHA})
     result = listing(js(entry(filename=name or "x")))
-    assert release_files(result.files, "numpy")[0] == ()
+    assert release_files(result, "numpy")[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -162,9 +155,9 @@ def test_a_url_that_is_not_followed(url: str) -> None:
     """The URL is refused for a file that a hash requires, and for a file that the resolver chooses."""
     with pytest.raises(BuildFailed, match=r"unsafe link|not a project page"):
         found_on(js(entry(url=url)), "numpy", {SHA})
-    result = listing(js(entry(url=url)))
+    [file] = listing(js(entry(url=url)))
     with pytest.raises(BuildFailed, match="unsafe link"):
-        located(result.files[0], result.base)
+        located(file)
 
 
 def test_the_work_for_a_page_of_many_links_is_limited() -> None:

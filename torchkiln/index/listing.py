@@ -16,6 +16,7 @@ import msgspec
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import redact
+from torchkiln.util.http.redirects import unsafe
 from torchkiln.util.strict_json import DEPTH, levels
 
 MOST_FILES = 50_000  # of one page; the largest known page has a third of that
@@ -49,35 +50,23 @@ class ListedFile:
 
     filename: str
     href: str = field(repr=False)  # as on the page
+    base: str = field(repr=False)  # the URL that `href` is relative to
     sha256: str  # hex, lower case; "" if the page has none
     size: int | None = None
     requires_python: str = ""
     uploaded: str = ""  # ISO 8601, not parsed
     yanked: str | None = None  # the reason, which may be empty; None: not yanked
-    metadata: str | None = None  # PEP 658: sha256 of the metadata file, or ""; None: there is no such file
+
+    @property
+    def url(self) -> str:
+        """The absolute URL, which may be unsafe: see `read_page.located`."""
+        try:
+            return urljoin(self.base, self.href).partition("#")[0]
+        except ValueError:
+            return self.href
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageFiles:
-    """The files of a page, and the URL that their links are relative to."""
-
-    base: str
-    files: tuple[ListedFile, ...]
-
-    def url(self, file: ListedFile) -> str:
-        """The absolute URL of *file*, which may be invalid: see `redirects.unsafe`."""
-        return url_of(self.base, file)
-
-
-def url_of(base: str, file: ListedFile) -> str:
-    """The URL of *file*, relative to *base*; an invalid link is returned unchanged."""
-    try:
-        return urljoin(base, file.href).partition("#")[0]
-    except ValueError:
-        return file.href
-
-
-def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
+def listing(page: Page, hashes: Collection[str] | None = None) -> tuple[ListedFile, ...]:
     """The files of *page*. With *hashes*, only the files that have one of these SHA-256 hashes.
 
     :raises BuildFailed: *page* is not a project page, or has more files than any project.
@@ -103,18 +92,18 @@ class _InvalidPage(Exception):
     """The page is malformed."""
 
 
-def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
+def _parse_html(page: Page, hashes: Collection[str] | None) -> tuple[ListedFile, ...]:
     body = page.body
     if re.search(rb"<!--|<(?:script|style|template)\b", body, re.IGNORECASE):
         body = _without_hidden(body)
     first = _START.search(body)
-    head = body[: min(first.start() if first else len(body), _HEAD)]
+    base = _base(page.url, body[: min(first.start() if first else len(body), _HEAD)])
     starts = (found.start() for found in _START.finditer(body)) if hashes is None else _near(body, hashes)
     files = []
     for number, start in enumerate(starts):
         if number >= MOST_FILES:
             raise _InvalidPage(f"more than {MOST_FILES} links")
-        if file := _link(body, start):
+        if file := _link(body, start, base):
             files.append(file)
     if (
         hashes is None
@@ -122,7 +111,7 @@ def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
         and not re.search(rb"<(!doctype\s+html|html|head|body)\b", body[:_HEAD], re.I)
     ):
         raise _InvalidPage("not HTML")
-    return PageFiles(base=_base(page.url, head), files=tuple(files))
+    return tuple(files)
 
 
 def _without_hidden(body: bytes) -> bytes:
@@ -149,7 +138,7 @@ def _near(body: bytes, hashes: Collection[str]) -> Iterator[int]:
     return iter(sorted(starts - {-1}))
 
 
-def _link(body: bytes, start: int) -> ListedFile | None:
+def _link(body: bytes, start: int, base: str) -> ListedFile | None:
     """The file of the link at *start*; None if it is not a link to a file."""
     tag = _TAG.match(body, start, start + _LINK)
     text = _TEXT.match(body, tag.end(), tag.end() + _LINK) if tag else None
@@ -159,15 +148,14 @@ def _link(body: bytes, start: int) -> ListedFile | None:
     if "href" not in attributes:
         return None
     href, _, fragment = attributes["href"].strip().partition("#")
-    metadata = attributes.get("data-core-metadata", attributes.get("data-dist-info-metadata", "false"))
     return ListedFile(
         filename=html.unescape(text[1].decode("utf-8", "replace")).strip(),
         href=href,
+        base=base,
         sha256=_sha256_in(fragment),
         requires_python=attributes.get("data-requires-python", "").strip(),
         uploaded=attributes.get("data-upload-time", ""),
         yanked=attributes.get("data-yanked"),
-        metadata=None if metadata.lower() == "false" else _sha256_in(metadata),
     )
 
 
@@ -196,7 +184,7 @@ def _sha256(digest: str | None) -> str:
 def _base(url: str, head: bytes) -> str:
     """The URL that links are relative to; also checks the version in the page's head.
 
-    :raises _InvalidPage: the version is not supported.
+    :raises _InvalidPage: the version is not supported, or the URL is unsafe.
     """
     for found in _META.finditer(head):
         tag = _TAG.match(head, found.start())
@@ -205,7 +193,12 @@ def _base(url: str, head: bytes) -> str:
             _check_version(attributes.get("content", ""))
     base = _BASE.search(head)
     tag = _TAG.match(head, base.start()) if base else None
-    return urljoin(url, _attributes(tag[1]).get("href", "")) if tag else url
+    if not tag:
+        return url
+    joined = urljoin(url, _attributes(tag[1]).get("href", ""))
+    if why := unsafe(joined, url):
+        raise _InvalidPage(f"unsafe <base>: {why}")
+    return joined
 
 
 def _check_version(version: str) -> None:
@@ -227,24 +220,17 @@ class _JsonFile(msgspec.Struct, rename="kebab"):
     requires_python: str | None = None
     upload_time: str | None = None
     yanked: bool | str = False
-    core_metadata: bool | _JsonHashes | msgspec.UnsetType = msgspec.UNSET
-    dist_info_metadata: bool | _JsonHashes | msgspec.UnsetType = msgspec.UNSET
 
-    def listed(self) -> ListedFile:
-        yanked = self.yanked if isinstance(self.yanked, str) else "" if self.yanked else None
-        beside = self.dist_info_metadata if self.core_metadata is msgspec.UNSET else self.core_metadata
-        metadata = "" if beside is True else None
-        if isinstance(beside, _JsonHashes):
-            metadata = _sha256(beside.sha256)
+    def listed(self, base: str) -> ListedFile:
         return ListedFile(
             filename=self.filename,
             href=self.url.partition("#")[0],
+            base=base,
             sha256=_sha256(self.hashes.sha256),
             size=self.size if self.size is not None and 0 <= self.size <= _SIZE else None,
             requires_python=self.requires_python or "",
             uploaded=self.upload_time or "",
-            yanked=yanked,
-            metadata=metadata,
+            yanked=self.yanked if isinstance(self.yanked, str) else "" if self.yanked else None,
         )
 
 
@@ -261,7 +247,7 @@ class _JsonPage(msgspec.Struct):
 _JSON_PAGE = msgspec.json.Decoder(_JsonPage)
 
 
-def _parse_json(page: Page, hashes: Collection[str] | None) -> PageFiles:
+def _parse_json(page: Page, hashes: Collection[str] | None) -> tuple[ListedFile, ...]:
     if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _VALUES:
         raise _InvalidPage(f"more than {_VALUES} values")
     if levels(page.body.decode("utf-8")) > DEPTH:
@@ -275,4 +261,4 @@ def _parse_json(page: Page, hashes: Collection[str] | None) -> PageFiles:
     files = document.files
     if hashes is not None:
         files = [file for file in files if (file.hashes.sha256 or "").lower() in hashes]
-    return PageFiles(base=page.url, files=tuple(file.listed() for file in files))
+    return tuple(file.listed(page.url) for file in files)

@@ -43,10 +43,10 @@ def listed(wheel: LocalWheel) -> ListedFile:
     return ListedFile(
         filename=f"{wheel.name.replace('-', '_')}-{wheel.version}-py3-none-any.whl",
         href="",
+        base="",
         sha256=wheel.sha256,
         size=wheel.size,
         requires_python=wheel.requires_python,
-        metadata="",
     )
 
 

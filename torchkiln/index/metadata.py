@@ -1,7 +1,7 @@
-"""Reads METADATA of wheels on an index; compares the PEP 658 file with METADATA in the wheel.
+"""Reads METADATA and RECORD of wheels on an index.
 
-An index may serve METADATA in a file beside the wheel (PEP 658), which is fast to read. The lock's
-hash does not cover this file. So before a wheel is locked, the file is compared with METADATA in the wheel.
+An index may also serve METADATA in a file beside the wheel (PEP 658). That file is not read: the lock's hash
+does not cover it, and if it differed from METADATA in the wheel, it would change the resolution.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.download import Downloads
-from torchkiln.index.listing import ListedFile, url_of
 from torchkiln.index.pages import Pages
-from torchkiln.index.remote_wheel import NoRanges, file_in, metadata_bytes
-from torchkiln.index.session import get, http_error
-from torchkiln.index.settings import redact
+from torchkiln.index.remote_wheel import NoRanges, file_in
 from torchkiln.model.cell import Source
-from torchkiln.model.index import METADATA_LIMIT, FileAt, differing, read_metadata
+from torchkiln.model.index import METADATA_LIMIT, FileAt, read_metadata
 from torchkiln.model.lock import LockedWheel
-from torchkiln.util.http.redirects import unsafe
 
 _KIND = "metadata"  # of cache records with METADATA read from wheels
 _LIBRARIES = "libraries"  # of cache records with the names of a wheel's libraries
 _LIBRARY = re.compile(rb"^((?:[A-Za-z0-9_]+/)+lib/[A-Za-z0-9_-]+\.so(?:\.[0-9]+)*),", re.MULTILINE)
 _RECORD_LIMIT = 4 << 20  # bytes
 _WHOLE = 4 << 30  # bytes of a wheel that may be downloaded for its METADATA or RECORD
-_HINT = "use another index; nothing was locked"
+_HINT = "the file on the index is malformed; use another index"
 
 
 class Metadata:
@@ -39,54 +35,21 @@ class Metadata:
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
 
-    def for_resolver(self, file: ListedFile, base: str, index: Source) -> bytes:
-        """METADATA of *file*, whose link is relative to *base*: the PEP 658 file, else that in the wheel.
+    def of(self, at: FileAt, index: Source) -> bytes:
+        """METADATA in the wheel *at*, which is downloaded if the server does not support range requests.
 
         :raises BuildFailed: METADATA cannot be read, or is invalid.
         """
-        at = located(file, base)
-        if (cached := self._cached(at)) is not None:
-            return cached
-        if file.metadata is None:
-            try:
-                return self.own(at)
-            except NoRanges:
-                return self.own(self._downloaded(at, index))
-        data = self._beside(at, file.metadata)
-        self._pages.store.put_record("beside", _key(at), {"index": index.value, "metadata": data.decode()})
-        return data
-
-    def own(self, at: FileAt) -> bytes:
-        """METADATA in the wheel *at*.
-
-        :raises NoRanges: the server does not support range requests.
-        :raises BuildFailed: METADATA cannot be read, or is invalid.
-        """
-        if (cached := self._cached(at)) is not None:
-            return cached
-        data = metadata_bytes(self._pages.session, at)
-        _check_metadata(at.filename, data)
+        found = self._pages.store.record(_KIND, _key(at))
+        if found and isinstance(text := found.get("metadata"), str):
+            return text.encode()
+        data = self._file(at, index, "METADATA", METADATA_LIMIT)
+        try:
+            read_metadata(data)
+        except ValueError as error:
+            raise BuildFailed(f"{at.filename}: invalid wheel: {error}", hint=_HINT) from error
         self._pages.store.put_record(_KIND, _key(at), {"metadata": data.decode()})
         return data
-
-    def demand_same(self, at: FileAt) -> None:
-        """Check that the resolver's METADATA equals that in the wheel *at*.
-
-        :raises BuildFailed: the two differ.
-        """
-        beside = self._pages.store.record("beside", _key(at))
-        if beside is None:
-            return
-        try:
-            own = self.own(at)
-        except NoRanges:  # the build checks it in the downloaded wheel
-            return
-        if fields := differing(read_metadata(str(beside["metadata"]).encode()), read_metadata(own)):
-            raise BuildFailed(
-                f"{at.filename}: the index's metadata file for this wheel differs from METADATA in the wheel:"
-                f" {', '.join(fields)}",
-                hint=_HINT,
-            )
 
     def libraries(self, at: FileAt, index: Source) -> tuple[str, ...]:
         """The shared libraries that RECORD of the wheel *at* lists in folders called lib, sorted.
@@ -95,18 +58,20 @@ class Metadata:
         """
         found = self._pages.store.record(_LIBRARIES, _key(at))
         if found is None:
-            try:
-                record = self._record(at)
-            except NoRanges:
-                record = self._record(self._downloaded(at, index))
+            record = self._file(at, index, "RECORD", _RECORD_LIMIT)
             names = sorted(name.decode() for name in _LIBRARY.findall(record))
             self._pages.store.put_record(_LIBRARIES, _key(at), found := {"libraries": names})
         return tuple(found["libraries"])
 
-    def _record(self, at: FileAt) -> bytes:
-        path = re.compile(r"[^/]+\.dist-info/RECORD")
-        if (found := file_in(self._pages.session, at, path, _RECORD_LIMIT)) is None:
-            raise BuildFailed(f"{at.filename}: RECORD is missing", hint=_HINT)
+    def _file(self, at: FileAt, index: Source, name: str, limit: int) -> bytes:
+        """The file *name* in the folder .dist-info of the wheel *at*; *limit* is in bytes."""
+        session, path = self._pages.session, re.compile(rf"[^/]+\.dist-info/{name}")
+        try:
+            found = file_in(session, at, path, limit)
+        except NoRanges:
+            found = file_in(session, self._downloaded(at, index), path, limit)
+        if found is None:
+            raise BuildFailed(f"{at.filename}: invalid wheel: no {name}", hint=_HINT)
         return found
 
     def _downloaded(self, at: FileAt, index: Source) -> FileAt:
@@ -114,7 +79,8 @@ class Metadata:
         size = self._pages.measure(at).size or 0
         if size > _WHOLE:
             raise BuildFailed(
-                f"{at.filename}: {size} bytes, and the server does not support range requests", hint=_HINT
+                f"{at.filename}: {size} bytes, and the server does not support range requests",
+                hint="use another index",
             )
         project, version = at.filename.split("-")[:2]
         wheel = LockedWheel(
@@ -127,46 +93,6 @@ class Metadata:
         )
         path = Downloads(self._pages).fetch_wheel(wheel, self._pages.store)
         return replace(at, url=path.as_uri(), size=size)
-
-    def _cached(self, at: FileAt) -> bytes | None:
-        found = self._pages.store.record(_KIND, _key(at))
-        text = found.get("metadata") if found else None
-        return text.encode() if isinstance(text, str) else None
-
-    def _beside(self, at: FileAt, sha256: str) -> bytes:
-        url = f"{at.url}.metadata"
-        response, data = get(
-            self._pages.session, url, METADATA_LIMIT, headers={"Accept-Encoding": "identity"}
-        )
-        if response.status_code != 200:
-            raise http_error(url, response.status_code)
-        if sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
-            raise BuildFailed(
-                f"{redact(url)}: checksum mismatch: sha256 {found}, {sha256} on the index's page", hint=_HINT
-            )
-        _check_metadata(f"{at.filename}.metadata", data)
-        return data
-
-
-def located(file: ListedFile, base: str) -> FileAt:
-    """*file* with its absolute URL.
-
-    :raises BuildFailed: the link is unsafe.
-    """
-    url = url_of(base, file)
-    if why := unsafe(url, base):
-        raise BuildFailed(
-            f"unsafe link to {file.filename}: {why}",
-            hint="the index, or a proxy in front of it, is at fault; use another index",
-        )
-    return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)
-
-
-def _check_metadata(filename: str, data: bytes) -> None:
-    try:
-        read_metadata(data)
-    except ValueError as error:
-        raise BuildFailed(f"{filename}: {error}", hint="the index is at fault; use another one") from error
 
 
 def _key(at: FileAt) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
+from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import wheels_on
-from torchkiln.index.remote_wheel import file_in, metadata_of
+from torchkiln.index.remote_wheel import file_in
 from torchkiln.index.settings import index_settings
 from torchkiln.model.cell import Source
-from torchkiln.model.index import FileAt, WheelMetadata
+from torchkiln.model.index import FileAt, WheelMetadata, read_metadata
 from torchkiln.store.store import Store
 
 
@@ -41,7 +42,7 @@ class Releases:
 
         :raises BuildFailed: METADATA cannot be read.
         """
-        return metadata_of(self.pages.session, wheel)
+        return read_metadata(Metadata(self.pages).of(wheel, Source.DEFAULT))
 
     def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
         """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none.

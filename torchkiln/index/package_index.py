@@ -13,7 +13,6 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, newest_of, tags_of
-from torchkiln.index.dates import uploaded_before
 from torchkiln.index.listing import ListedFile
 from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
@@ -75,7 +74,6 @@ class PackageIndex:
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
                 raise BuildFailed(f"{file.filename}: the file on the index is empty")
-            metadata.demand_same(file)
             if file.yanked is not None:
                 self.yanked[pin.name, pin.version] = file.yanked
             return LockedWheel(
@@ -103,7 +101,7 @@ class PackageIndex:
         files: tuple[ListedFile, ...] = ()
         if not excludes_index(local):
             with suppress(Unresolvable) if local else nullcontext():
-                files, _ = uploaded_before(self.pages, name, Source.DEFAULT, wanted.as_of)
+                files = self.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
         return newest_of(merged(files, local), allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
 
     def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.listing import ListedFile, Page, PageFiles, listing
+from torchkiln.index.listing import ListedFile, Page, listing
 from torchkiln.index.settings import redact
 from torchkiln.model.index import FileAt
 from torchkiln.util.http.redirects import unsafe
 
+_HINT = "the index, or a proxy in front of it, is at fault; use another index"
 _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 
 
@@ -25,14 +26,10 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
 
     :raises BuildFailed: *page* is not a project page, or one of these files has an unsafe name or link.
     """
-    listed = listing(page, hashes)
-    files = [file for file in listed.files if file.sha256 and file.sha256 in hashes]
-    found, refused = _safe(listed, files, page, name)
+    files = [file for file in listing(page, hashes) if file.sha256 and file.sha256 in hashes]
+    found, refused = _safe(files, name)
     for sha256 in refused.keys() - {file.sha256 for file in found}:
-        raise BuildFailed(
-            f"{redact(page.url)}: {refused[sha256]}",
-            hint="the index, or a proxy in front of it, is at fault; use another index",
-        )
+        raise BuildFailed(f"{redact(page.url)}: {refused[sha256]}", hint=_HINT)
     return found
 
 
@@ -41,29 +38,33 @@ def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
 
     :raises BuildFailed: *page* is not a project page.
     """
-    listed = listing(page)
-    wheels = (file for file in listed.files if file.filename.endswith(".whl"))
-    return _safe(listed, (file for file in wheels if file.sha256 and file.yanked is None), page, name)[0]
+    wheels = (file for file in listing(page) if file.filename.endswith(".whl"))
+    return _safe((file for file in wheels if file.sha256 and file.yanked is None), name)[0]
 
 
-def _safe(
-    listed: PageFiles, files: Iterable[ListedFile], page: Page, name: str
-) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
+def _safe(files: Iterable[ListedFile], name: str) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
     """The *files* with a safe name and link; and sha256 → reason for each file that is refused."""
     found, refused = [], {}
     for file in files:
-        url = listed.url(file)
         if why := unfit(file.filename, name):
             refused[file.sha256] = why
-        elif why := unsafe(url, page.url):
-            refused[file.sha256] = f"unsafe link to {file.filename}: {why}"
-        else:
-            found.append(
-                FileAt(
-                    filename=file.filename, url=url, size=file.size, sha256=file.sha256, yanked=file.yanked
-                )
-            )
+            continue
+        try:
+            found.append(located(file))
+        except BuildFailed as error:
+            refused[file.sha256] = error.message
     return tuple(found), refused
+
+
+def located(file: ListedFile) -> FileAt:
+    """*file* with its absolute URL.
+
+    :raises BuildFailed: the link is unsafe.
+    """
+    url = file.url
+    if why := unsafe(url, file.base):
+        raise BuildFailed(f"unsafe link to {file.filename}: {why}", hint=_HINT)
+    return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256, yanked=file.yanked)
 
 
 def release_files(

@@ -1,8 +1,9 @@
 """A local index server for uv that relays the configured indexes with limits.
 
-uv does not limit what it reads: with an endless page it used 20 GB of memory. So uv gets only the URL of this
-server, which downloads and parses each page, and serves the few fields that a resolver needs. Of a wheel, the
-server offers only METADATA. It keeps errors of the indexes for the caller.
+uv does not limit what it reads, refuses files without an upload date if it gets a date, and cannot wait for
+METADATA of a wheel that is built when it is needed. So uv gets only the URL of this server, which downloads
+and parses each page, and serves the few fields that a resolver needs. Of a wheel, the server offers only
+METADATA. It keeps errors of the indexes for the caller.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -21,22 +21,24 @@ from urllib.parse import quote, unquote
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
-from torchkiln.index.dates import uploaded_before
 from torchkiln.index.listing import ListedFile
 from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
-from torchkiln.index.read_page import release_files
+from torchkiln.index.read_page import located, release_files
 from torchkiln.index.session import TOTAL
 from torchkiln.model.cell import Source
 from torchkiln.model.index import LocalWheel
 
 PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages, one with vllm 230
-FILES = 300_000  # files on all pages together; a cell has 64,000, one with vllm 164,000
-METADATA = 3_000  # METADATA files that uv may request
-_BYTES = 64 << 20  # bytes of all METADATA files together
+_MOST = {
+    "files": 300_000,  # on all pages together; a cell has 64,000, one with vllm 164,000
+    "wheels": 3_000,  # whose METADATA uv may request
+    "bytes of METADATA": 64 << 20,
+}
 _JSON = "application/vnd.pypi.simple.v1+json"
 _TEXT = 200  # characters of a field in a page for uv
+_SOURCES: Collection[str] = (Source.DEFAULT.value, Source.PYTORCH.value)
 
 
 class Relay:
@@ -49,13 +51,13 @@ class Relay:
         self.failures: list[Exception] = []  # in the order in which they happened
         self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
         self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv does not see, with reasons
+        self.builds = 0  # METADATA of local wheels for which uv waits now
         self._pages, self._as_of, self._local = pages, as_of, local
         self._own_metadata = {wheel.sha256: wheel.metadata for wheel in local}
         self._metadata = Metadata(pages)
-        self._files: dict[str, tuple[ListedFile, str, Source]] = {}  # sha256 → file, base URL, index
+        self._files: dict[str, tuple[ListedFile, Source]] = {}  # by sha256
         self._projects: set[tuple[str, str]] = set()
-        self._waits, self._since, self._waited = 0, 0.0, 0.0
-        self._metadata_files = self._metadata_bytes = 0
+        self._counts: Counter[str] = Counter()  # by key of `_MOST`
         self._guard = threading.Lock()
         self._token = secrets.token_hex(16)  # other users of this machine must not use the user's credentials
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -97,81 +99,56 @@ class Relay:
         with self._guard:
             self._projects.add((name, index.value))
             if len(self._projects) > PROJECTS:
-                raise _limit_exceeded(f"{name}: the requirements lead to more than {PROJECTS} projects")
+                raise _limit_exceeded(name, PROJECTS, "projects")
         local = of_project(self._local, name)
-        old, base = ((), "") if excludes_index(local) else self._listed(name, index)
-        if base is None and not local:
+        old = () if excludes_index(local) else self._listed(name, index)
+        if old is None and not local:
             return None
-        listed, left_out = release_files(old, name)
-        files = merged(listed, local)
+        safe, left_out = release_files(old or (), name)
+        files = merged(safe, local)
         self.left_out[name] = tuple(f"{file}: {why}" for file, why in left_out.items())
+        self._count(name, "files", len(files))
         with self._guard:
-            self._files |= {file.sha256: (file, base or "", index) for file in files}
-            if len(self._files) > FILES:
-                raise _limit_exceeded(f"{name}: the requirements lead to more than {FILES} files")
-        folder = f"/{self._token}/files"
-        document = {
-            "meta": {"api-version": "1.1"},
-            "name": name,
-            "versions": [],
-            "files": [_entry(file, folder) for file in files],
-        }
+            self._files |= {file.sha256: (file, index) for file in files}
+        entries = [_entry(file, f"/{self._token}/files") for file in files]
+        document = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": entries}
         return json.dumps(document, separators=(",", ":")).encode()
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        with self._guard:
-            if not self._waits:
-                self._since = time.monotonic()
-            self._waits += 1
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._waits -= 1
-                if not self._waits:
-                    self._waited += time.monotonic() - self._since
-
-    def waited(self) -> float:
-        """The seconds that uv waited for METADATA of local wheels; its time limit does not include them."""
-        with self._guard:
-            return self._waited + (time.monotonic() - self._since if self._waits else 0.0)
-
-    def _listed(self, name: str, index: Source) -> tuple[tuple[ListedFile, ...], str | None]:
-        """The files on the page of *name*, and their base URL; None: *index* does not have the project."""
+    def _listed(self, name: str, index: Source) -> tuple[ListedFile, ...] | None:
+        """The files on the page of *name* that are old enough; None: *index* does not have the project."""
         try:
             with self._pages.session.deadlines.within(TOTAL):
-                return uploaded_before(self._pages, name, index, self._as_of)
+                return self._pages.uploaded_before(self._as_of, name, index)
         except Unresolvable as error:
             self.missing[name] = error
-            return (), None
+            return None
 
     def _beside(self, sha256: str) -> bytes | None:
         if sha256 not in self._files:
             return None
         if sha256 in self._own_metadata:
-            with self._waiting():
+            with self._guard:
+                self.builds += 1
+            try:
                 return self._own_metadata[sha256]()
-        file, base, index = self._files[sha256]
-        with self._guard:
-            self._metadata_files += 1
-            if self._metadata_files > METADATA:
-                raise _limit_exceeded(
-                    f"{file.filename}: the requirements lead to more than {METADATA} wheels"
-                )
-            if self._metadata_bytes > _BYTES:
-                raise _limit_exceeded(f"{file.filename}: METADATA files with more than {_BYTES} bytes")
-        data = self._metadata.for_resolver(file, base, index)
-        with self._guard:
-            self._metadata_bytes += len(data)
+            finally:
+                with self._guard:
+                    self.builds -= 1
+        file, index = self._files[sha256]
+        self._count(file.filename, "wheels", 1)
+        data = self._metadata.of(located(file), index)
+        self._count(file.filename, "bytes of METADATA", len(data))
         return data
 
-
-_SOURCES: Collection[str] = (Source.DEFAULT.value, Source.PYTORCH.value)
+    def _count(self, name: str, kind: str, number: int) -> None:
+        with self._guard:
+            self._counts[kind] += number
+            if self._counts[kind] > _MOST[kind]:
+                raise _limit_exceeded(name, _MOST[kind], kind)
 
 
 def _entry(file: ListedFile, folder: str) -> dict[str, Any]:
-    """*file* for uv, without its upload time, which `uploaded_before` has checked."""
+    """*file* for uv, without its upload time, which `Pages.uploaded_before` has checked."""
     entry: dict[str, Any] = {
         "filename": file.filename,
         "url": f"{folder}/{file.sha256}/{quote(file.filename)}",
@@ -186,9 +163,10 @@ def _entry(file: ListedFile, folder: str) -> dict[str, Any]:
     return entry
 
 
-def _limit_exceeded(message: str) -> BuildFailed:
+def _limit_exceeded(name: str, limit: int, kind: str) -> BuildFailed:
     return BuildFailed(
-        message, hint="the index is at fault, or a requirement in matrix.yaml is too wide: add a bound"
+        f"{name}: the requirements lead to more than {limit} {kind}",
+        hint="the index is at fault, or a requirement in matrix.yaml is too wide: add a bound",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torchkiln.errors import BuildFailed
 from torchkiln.index.session import TOTAL, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import redact
-from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
+from torchkiln.model.index import FileAt
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
 _MOST = 24  # blocks of one wheel, without those of a larger file
@@ -27,30 +27,6 @@ _NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supp
 
 class NoRanges(BuildFailed):
     """The server does not support range requests."""
-
-
-def metadata_of(session: IndexSession, wheel: FileAt) -> WheelMetadata:
-    """METADATA of *wheel*.
-
-    :raises BuildFailed: METADATA cannot be read, or the file is not a wheel.
-    """
-    try:
-        return read_metadata(metadata_bytes(session, wheel))
-    except ValueError as error:
-        raise _invalid_wheel(wheel, str(error)) from error
-
-
-def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
-    """The METADATA file in *wheel*.
-
-    :raises NoRanges: the server does not support range requests.
-    :raises BuildFailed: METADATA cannot be read, *wheel* is not a wheel, or its size differs from that on the
-        page.
-    """
-    found = file_in(session, wheel, re.compile(r"[^/]+\.dist-info/METADATA"), METADATA_LIMIT)
-    if found is None:
-        raise _invalid_wheel(wheel, "no METADATA")
-    return found
 
 
 def file_in(session: IndexSession, wheel: FileAt, path: re.Pattern[str], limit: int) -> bytes | None:
@@ -169,6 +145,8 @@ class _RemoteFile(io.RawIOBase):
                 raise ValueError(f"its directory and the file take more than {self._most * _BLOCK >> 20} MiB")
             first, last = number * _BLOCK, min((number + 1) * _BLOCK, self._size) - 1
             response, data = get(self._session, self._wheel.url, _BLOCK, headers=_range(first, last))
+            if response.status_code not in (200, 206):
+                raise http_error(self._wheel.url, response.status_code)
             if response.status_code != 206 or len(data) != last - first + 1:
                 raise BuildFailed(
                     f"{redact(self._wheel.url)}: the server sent a different range than requested",

@@ -170,8 +170,9 @@ def watch(process: subprocess.Popen[bytes], relay: Relay | None) -> KilnError | 
     """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
-    end = time.monotonic() + SECONDS
+    left = SECONDS
     while True:
+        since = time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_POLL)
             if process.returncode < 0:
@@ -181,7 +182,9 @@ def watch(process: subprocess.Popen[bytes], relay: Relay | None) -> KilnError | 
             return None
         if _resident(process.pid) > MEMORY:
             return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
-        if time.monotonic() > end + (relay.waited() if relay else 0.0):
+        if not (relay and relay.builds):
+            left -= time.monotonic() - since
+        if left < 0:
             return _limit_exceeded(f"{SECONDS / 60:.0f} minutes")
 
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import printable
 
@@ -104,41 +99,6 @@ def read_metadata(data: bytes) -> WheelMetadata:
         version=_line(headers.get("Version", "")),
         name=_line(headers.get("Name", "")),
     )
-
-
-def differing(a: WheelMetadata, b: WheelMetadata) -> tuple[str, ...]:
-    """The names of the fields whose meaning differs; spelling does not count."""
-    pairs = {
-        "Name": (canonicalize_name(a.name), canonicalize_name(b.name)),
-        "Version": (_version(a.version), _version(b.version)),
-        "Requires-Python": (_specifiers(a.requires_python), _specifiers(b.requires_python)),
-        "Requires-Dist": (_requirements(a.requires), _requirements(b.requires)),
-    }
-    return tuple(name for name, (one, other) in pairs.items() if one != other)
-
-
-def _version(text: str) -> str:
-    try:
-        return str(Version(text))
-    except InvalidVersion:
-        return text
-
-
-def _specifiers(text: str) -> str:
-    try:
-        return str(SpecifierSet(text))
-    except InvalidSpecifier:
-        return text
-
-
-def _requirements(lines: Iterable[str]) -> frozenset[str]:
-    found = set()
-    for line in lines:
-        try:
-            found.add(str(Requirement(line)))
-        except InvalidRequirement:
-            found.add(line)
-    return frozenset(found)
 
 
 def _line(value: object) -> str:

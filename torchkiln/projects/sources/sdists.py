@@ -24,7 +24,6 @@ from packaging.utils import (
 from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
-from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
 from torchkiln.index.listing import ListedFile
 from torchkiln.index.package_index import PackageIndex
@@ -119,7 +118,7 @@ class Sdists:
             )
         for name in names:
             try:
-                files, _ = uploaded_before(self._index.pages, name, Source.DEFAULT, self._as_of)
+                files = self._index.pages.uploaded_before(self._as_of, name, Source.DEFAULT)
             except Unresolvable:
                 continue  # the resolver reports the package if something requires it
             safe, _ = release_files(files, name)
