@@ -109,15 +109,13 @@ class Pages:
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
         try:
-            if fresh:
-                with self.page(name, index, fresh=True):
-                    pass
-            for file in self.files(name, index, {sha256}):
-                if file.filename == filename:
-                    self.store.put_record("urls", key, {"url": file.url, "size": file.size})
-                    return file
-            with self.page(name, index, fresh=True) as page:
-                files = listing(page)
+            for again in dict.fromkeys((fresh, True)):
+                with self.page(name, index, fresh=again) as page:
+                    for file in found_on(page, name, {sha256}):
+                        if file.filename == filename:
+                            self.store.put_record("urls", key, {"url": file.url, "size": file.size})
+                            return file
+                    files = listing(page)
             other = next((file.sha256 for file in files if file.filename == filename), "")
         except Unresolvable as error:  # the file was there when it was locked: the cell is not at fault
             raise NotListed(

@@ -2,6 +2,10 @@
 
 uv runs in a private folder in the cache, connects only to the relay, and is killed if it takes more memory or
 time than any resolution needs.
+
+uv reads files in the parent folders: pyproject.toml as a workspace, uv.toml, .python-version, and .venv,
+whose Python it runs. So the project is the root of a workspace, and settings and Python are on the command
+line, which turns off all others. uv inherits no environment variables.
 """
 
 from __future__ import annotations
@@ -9,12 +13,14 @@ from __future__ import annotations
 import re
 import resource
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 from packaging.utils import canonicalize_name
 
@@ -22,13 +28,16 @@ from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
 from torchkiln.index.pages import Pages
 from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
-from torchkiln.index.uv_project import NAME, PINS, arguments, environment, files
 from torchkiln.model.cell import Source
-from torchkiln.model.index import IndexRequest
+from torchkiln.model.index import IndexRequest, KnownWheel
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.places import HOW_TO_INSTALL
 
+PLATFORM = f"{LINUX_AMD64.machine}-manylinux_2_28"
+PINS = "pins.txt"
+NAME = "the-image"  # of the project
 MEMORY = 320 << 20  # bytes of memory that uv may use; a cell takes a quarter of that, one with vllm half
 CPU = 40  # seconds of processor time, of all cores together; a cell takes two
 SECONDS = 900.0  # of wall clock time
@@ -66,9 +75,9 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
         private_folder(pages.store) as folder,
         Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay,
     ):
-        for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
+        for name, text in _files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
-        code, messages = run_uv(arguments(wanted), folder, relay.url(Source.DEFAULT), relay=relay)
+        code, messages = run_uv(_arguments(wanted), folder, relay.url(Source.DEFAULT), relay=relay)
         if code == 0:
             return parse_pins((folder / PINS).read_text(), bound=wanted.bound)
         raise _error_of(messages, relay, code)
@@ -94,7 +103,7 @@ def run_uv(
         process = subprocess.Popen(
             [uv, *words],
             cwd=folder,
-            env=environment(str(folder), index),
+            env=_environment(str(folder), index),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -221,3 +230,93 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
         f"the requirements conflict:\n{message}{more}",
         hint="add bounds for the conflicting packages in matrix.yaml, or choose another cell",
     )
+
+
+def _arguments(wanted: IndexRequest) -> list[str]:
+    """uv's arguments, in the folder with `_files`."""
+    return [
+        *("pip", "compile"),
+        *("--config-file", "uv.toml"),
+        *("--python", sys.executable),
+        "--no-cache",
+        *("--color", "never"),
+        "--no-progress",
+        *("--only-binary", ":all:"),
+        *("--python-platform", PLATFORM),
+        *("--python-version", wanted.python),
+        "--no-python-downloads",
+        "--generate-hashes",
+        "--no-header",
+        *("--annotation-style", "line"),
+        *("--index-strategy", "first-index"),
+        *("--keyring-provider", "disabled"),
+        *("--constraints", "constraints.txt"),
+        *("pyproject.toml", "-o", PINS),
+    ]
+
+
+def _environment(folder: str, default_url: str) -> dict[str, str]:
+    """All environment variables that uv gets: those of the user cannot change the resolution."""
+    return {
+        "UV_DEFAULT_INDEX": default_url,
+        "UV_HTTP_RETRIES": "0",  # the relay retries
+        "UV_HTTP_TIMEOUT": "86400",  # the relay has time limits; a build of METADATA may take minutes
+        "UV_CONCURRENT_DOWNLOADS": "16",
+        "UV_NO_ENV_FILE": "1",
+        "NO_PROXY": "*",
+        "PATH": "/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_DATA_HOME"), folder),
+    }
+
+
+def _files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
+    """The files in uv's folder: name → text."""
+    project = [
+        "[project]",
+        f"name = {_string(NAME)}",
+        'version = "0"',
+        f'requires-python = "=={wanted.python}.*"',
+        f"dependencies = {_array((*wanted.requirements, *map(_by_url, wanted.known)))}",
+        "[tool.uv]",
+        "package = false",
+        "[tool.uv.workspace]",
+        "members = []",
+    ]
+    if wanted.bound:  # only in a project can uv bind a package to an index
+        project += [
+            "[[tool.uv.index]]",
+            'name = "pytorch"',
+            f"url = {_string(pytorch_url)}",
+            "explicit = true",
+            "[tool.uv.sources]",
+            *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
+        ]
+    settings = []
+    for given in wanted.known:
+        settings += ["[[dependency-metadata]]", f"name = {_string(given.name)}"]
+        settings += [f"version = {_string(given.version)}", f"requires-dist = {_array(given.requires)}"]
+    return {
+        "pyproject.toml": "\n".join(project) + "\n",
+        "uv.toml": "".join(f"{line}\n" for line in settings),
+        "constraints.txt": "".join(f"{text}\n" for text in wanted.constraints),
+        # uv keeps the versions in its output file if the requirements allow them.
+        PINS: "".join(f"{name}=={version}\n" for name, version in wanted.keep),
+    }
+
+
+def _by_url(given: KnownWheel) -> str:
+    """The requirement for the wheel *given*.
+
+    Its URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
+    """
+    return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
+
+
+def _array(texts: tuple[str, ...]) -> str:
+    return "[" + ", ".join(_string(text) for text in texts) + "]"
+
+
+def _string(text: str) -> str:
+    """A TOML basic string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
