@@ -12,10 +12,9 @@ from tests.shared_libraries import Lib, compiled
 from tests.stored import put_tar
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
-from torchkiln.projects.symbols.check import check_wheels
 from torchkiln.projects.symbols.fit import Fit
+from torchkiln.projects.symbols.libraries import check_wheels
 from torchkiln.store.store import Store
 
 __all__ = ["compiled"]
@@ -41,7 +40,6 @@ LIBSTDCPP = Lib(
     defines=("_ZSt4cout", "_ZSt4new1"),
     versions={"GLIBCXX_3.4": ("_ZSt4cout",), "GLIBCXX_3.4.30": ("_ZSt4new1",)},
 )
-PYTHON = Lib(name="python3.11", defines=("PyModule_Create2", "_PyDict_NewPresized", "PyLong_FromLong"))
 CUDART = of_cuda("libcudart.so.12", "cudaMalloc", "cudaFree")
 NVJITLINK = of_cuda("libnvJitLink.so.12", "__nvJitLinkCreate_12_6", "nvJitLinkVersion")
 CUDNN = Lib(name="libcudnn.so.9", defines=("cudnnCreate",))
@@ -81,7 +79,8 @@ class Scene:
 
     def check(self, *wheels: LockedWheel) -> Fit:
         """The result of checking the symbols of *wheels*, which a project adds to the parent image."""
-        return check_wheels(wheels, self.fixed, self.base, self.store, self.standalone)
+        cell = replace(locked(), wheels=self.fixed, base=self.base, standalone=self.standalone)
+        return check_wheels(wheels, cell, self.store)
 
     def sentences(self, *wheels: LockedWheel) -> list[str]:
         """The faults that the check finds in *wheels*, as text; the check must be able to read all files."""
@@ -106,23 +105,17 @@ def stored(
     return wheel
 
 
-def put_layer(root: Path, store: Store) -> Blob:
-    """Write a layer with the files in *root* to *store*."""
-    return put_tar(tar_of(entries_of(root)), store)
-
-
-def with_python(below: Scene, folder: Path, files: Mapping[str, Lib | bytes]) -> Scene:
-    """*below* with a standalone Python 3.12.8, whose layer has *files*, by path below /opt/python."""
-    for path, lib in files.items():
-        place = folder / "opt/python" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(compiled(lib) if isinstance(lib, Lib) else lib)
+def with_python(below: Scene) -> Scene:
+    """*below* with a standalone Python 3.12.8, whose layer is not in the cache."""
     standalone = LockedStandalone(
         version="3.12.8",
         filename="cpython.tar.gz",
         sha256="3" * 64,
         archive_size=1,
-        **asdict(put_layer(folder, below.store)),
+        digest="sha256:" + "0" * 64,
+        size=1,
+        unpacked=1,
+        diff_id="sha256:" + "0" * 64,
         encoder="",
     )
     return replace(below, standalone=standalone)
@@ -138,9 +131,7 @@ def scene(folder: Path) -> Scene:
     (libraries / "libstdc++.so.6.0.30").write_bytes(compiled(LIBSTDCPP))
     (libraries / "libm.so.6").write_text("no library")
     (libraries / "libstdc++.so.6").symlink_to("libstdc++.so.6.0.30")
-    (root / "usr/bin").mkdir()
-    (root / "usr/bin/python3.11").write_bytes(compiled(PYTHON))
-    base = replace(locked().base, **asdict(put_layer(root, store)))
+    base = replace(locked().base, **asdict(put_tar(tar_of(entries_of(root)), store)))
     fixed = tuple(
         stored(store, folder / name, name, version, paths) for (name, version), paths in BELOW.items()
     )

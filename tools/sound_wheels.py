@@ -38,8 +38,8 @@ from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.projects.symbols.check import check_wheels
 from torchkiln.projects.symbols.known import RECORDS, has_platform, library_names
+from torchkiln.projects.symbols.libraries import check_wheels
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
@@ -119,7 +119,7 @@ class OnTheImage:
         """Check *wheel*, which is in the cache, without cached symbols."""
         shutil.rmtree(self.store.root / "records" / RECORDS, ignore_errors=True)
         began = time.process_time()
-        found = check_wheels([wheel], self.fixed, self.cell.base, self.store)
+        found = check_wheels([wheel], self.cell, self.store)
         return Checked(
             wheel=wheel,
             seconds=time.process_time() - began,

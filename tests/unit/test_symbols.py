@@ -19,7 +19,6 @@ from tests.symbol_scene import (
     LIBSTDCPP,
     NCCL,
     NVJITLINK,
-    PLATFORM,
     STRING,
     TORCH_CPU,
     TORCH_PYTHON,
@@ -119,11 +118,6 @@ PAIRS: Mapping[str, tuple[Lib, str, Lib]] = {
         "needs GLIBCXX_3.4.32 of libstdc++.so.6, which the image does not have; its newest is GLIBCXX_3.4.30",
         module("_ZSt4new1", needs=(LIBSTDCPP,)),
     ),
-    "another Python": (
-        module("PyModule_Create2", "_PyUnicode_Ready"),
-        "needs _PyUnicode_Ready, which Python does not have",
-        module("PyModule_Create2", "_PyDict_NewPresized"),
-    ),
 }
 
 
@@ -157,77 +151,24 @@ def test_the_abi_of_a_function_that_returns_a_string(below: Scene) -> None:
     assert below.sentences(below.wheel("sound", {"sound/_C.so": module("_ZN3c104nameB5cxx11Ev")})) == []
 
 
-def test_modules_for_another_python_alone(below: Scene) -> None:
-    old, own = "x/_C.cpython-310-x86_64-linux-gnu.so", "x/_C.cpython-311-x86_64-linux-gnu.so"
-    found = below.sentences(below.wheel("bad", {old: module()}))
-
-    assert found == [f"{old} is a module for CPython 3.10, which Python 3.11 does not import"]
-    assert below.sentences(below.wheel("both", {old: module(), own: module()})) == []
-    assert below.sentences(below.wheel("pure", {old: module()}, tag=f"py3-none-{PLATFORM}")) == []
-    assert below.sentences(below.wheel("limited", {old: module(), "x/_D.abi3.so": module()})) == []
-
-
-CP312 = f"cp312-cp312-{PLATFORM}"
-PYTHON_312 = Lib(name="libpython3.12.so.1.0", defines=("PyModule_Create2", "PyNewer_Thing"))
-
-
-@pytest.mark.parametrize("program", [False, True])
-def test_modules_are_checked_against_the_standalone_python(
-    program: bool, below: Scene, tmp_path: Path
-) -> None:
-    """Its symbols are in the program or in libpython, and differ from those of the base's Python."""
-    path = "bin/python3.12" if program else "lib/libpython3.12.so.1.0"
-    files: dict[str, Lib | bytes] = {path: PYTHON_312}
-    if not program:
-        files |= {"bin/python3.12": b"no symbols", "lib/libpython3.so": Lib(name="x", defines=("PyLong_No",))}
-    image = with_python(below, tmp_path, files)
-    new = below.wheel("new", {"new/_C.so": module("PyNewer_Thing")}, tag=CP312)
-    old = below.wheel("old", {"old/_C.so": module("PyLong_FromLong")}, tag=CP312)
-    stub = below.wheel("stub", {"stub/_C.so": module("PyLong_No")}, tag=CP312)
-
-    assert image.sentences(new) == []
-    assert [fault.library for fault in (*image.check(old).faults, *image.check(stub).faults)] == [
-        "Python"
-    ] * 2
-    older = replace(image, standalone=None)
-    assert [fault.library for fault in older.check(new).faults] == ["Python"]
-    assert older.check(old).faults == ()
-
-
-def test_modules_for_the_bases_python_are_refused_in_the_image_of_another(
-    below: Scene, tmp_path: Path
-) -> None:
-    image = with_python(below, tmp_path, {"bin/python3.12": PYTHON_312})
+def test_only_modules_for_the_images_python_are_checked(below: Scene) -> None:
+    """A standalone Python replaces that of the base."""
     base, own = "x/_C.cpython-311-x86_64-linux-gnu.so", "x/_C.cpython-312-x86_64-linux-gnu.so"
+    bad, image = PAIRS["a newer torch"][0], with_python(below)
 
-    assert image.sentences(below.wheel("bad", {base: module()}, tag=CP312)) == [
-        f"{base} is a module for CPython 3.11, which Python 3.12 does not import"
-    ]
-    assert image.sentences(below.wheel("sound", {own: module()}, tag=CP312)) == []
-
-
-def test_without_the_layer_of_the_standalone_python_the_rest_is_checked(below: Scene, tmp_path: Path) -> None:
-    image = with_python(below, tmp_path, {"bin/python3.12": PYTHON_312})
-    assert image.standalone
-    image = replace(image, standalone=replace(image.standalone, digest="sha256:" + "0" * 64))
-    found = image.check(
-        below.wheel(
-            "bad",
-            {
-                "bad/_C.so": module("cudaMalloc", needs=(OLD_CUDA,)),
-                "bad/_D.so": replace(module("PyLong_FromLong"), defines=("PyInit__D",)),
-            },
-            tag=CP312,
-        )
-    )
-    assert [fault.library for fault in found.faults] == ["libcudart.so.11.0"]
-    assert found.unread == ("Python 3.12.8",)
+    for scene_, checked, other in ((below, base, own), (image, own, base)):
+        assert scene_.sentences(below.wheel("x", {other: bad})) == []
+        assert len(scene_.sentences(below.wheel("x", {checked: bad}))) == 1
 
 
 # Libraries that must not be refused, because they are not loaded, or because they find all that they need.
 UNKNOWN = "_ZN2at7unknownEv"
 SOUND: Mapping[str, Mapping[str, Lib]] = {
-    "weak symbols": {"x/_C.so": module(weak=(UNKNOWN, "cudaNewer", "PyNewer_Thing"), needs=(CUDART,))},
+    "weak symbols": {"x/_C.so": module(weak=(UNKNOWN, "cudaNewer"), needs=(CUDART,))},
+    "symbols of another Python, which the check import of smoke reports": {
+        "x/_C.so": module("_PyUnicode_Ready")
+    },
+    "a module for another Python alone": {"x/_C.cpython-310-x86_64-linux-gnu.so": module(UNKNOWN)},
     "one variant for each CUDA": {
         "x/libx_cuda118.so": Lib(name="libx_cuda118.so", uses=(EMPTY,), needs=(OLD_CUDA,)),
         "x/libx_cuda126.so": Lib(name="libx_cuda126.so", uses=(EMPTY,), needs=(CUDART,)),
@@ -258,8 +199,8 @@ SOUND: Mapping[str, Mapping[str, Lib]] = {
         "x/libx.so": Lib(name="libx.so", defines=(UNKNOWN,)),
     },
     "additional modules for other Pythons": {
-        "x/old/_C.cpython-310-x86_64-linux-gnu.so": module("_PyUnicode_Ready"),
-        "x/_C.cpython-311-x86_64-linux-gnu.so": module("PyModule_Create2"),
+        "x/old/_C.cpython-310-x86_64-linux-gnu.so": module(UNKNOWN),
+        "x/_C.cpython-311-x86_64-linux-gnu.so": module(EMPTY),
     },
     "a plugin of another program": {"x/plugin.so": Lib(name="plugin.so", uses=("_PyUnicode_Ready", "gdb_x"))},
     "a library of operators, which is no module": {

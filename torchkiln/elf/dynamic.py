@@ -44,12 +44,12 @@ class Dynamic:
     defined: Mapping[str, frozenset[str]]  # version -> symbols; "" for symbols without a version
 
 
-def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...]:
+def parts_of(data: Data) -> tuple[tuple[int, int], ...]:
     """Start and stop of the parts of *data* that `read_dynamic` reads, besides header and section table.
 
     :raises BadElf: as `read_dynamic`, or a part is too large.
     """
-    rows = sections(data, program=program).rows
+    rows = sections(data).rows
     found = [row for row in rows if row.kind in _KINDS]
     found += [rows[row.link] for row in found if row.link < len(rows)]
     if large := [row for row in found if row.stop - row.start > _MOST]:
@@ -57,15 +57,13 @@ def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...
     return tuple(sorted({(row.start, row.stop) for row in found if row.start < row.stop}))
 
 
-def read_dynamic(
-    data: Data, *, program: bool = False, keep: Callable[[str], bool] = lambda _: True
-) -> Dynamic:
-    """The dynamic symbols of the shared library *data*; with *program*, *data* may also be a program.
+def read_dynamic(data: Data, *, keep: Callable[[str], bool] = lambda _: True) -> Dynamic:
+    """The dynamic symbols of the shared library *data*.
 
     :param keep: whether to return a defined symbol of this name.
     :raises BadElf: it is not a shared library for x86-64, is malformed, or exceeds the limits.
     """
-    tables = _Tables(data, program=program)
+    tables = _Tables(data)
     dynamic, symbols = tables.only(DYNAMIC), tables.only(DYNSYM)
     needed, soname = _libraries(tables, dynamic) if dynamic else ((), "")
     needs, required = _needs(tables, tables.only(_VERNEED))
@@ -91,8 +89,8 @@ def read_dynamic(
 class _Tables:
     """The sections of a file, and the names in its string tables."""
 
-    def __init__(self, data: Data, *, program: bool) -> None:
-        self._data, self._rows = data, sections(data, program=program).rows
+    def __init__(self, data: Data) -> None:
+        self._data, self._rows = data, sections(data).rows
         self._strings: dict[int, bytes] = {}
         self._left: dict[int, int] = {}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 X86_64 = 62
-PROGRAM, SHARED = 2, 3  # ELF file types; a position-independent program is SHARED, too
+SHARED = 3  # the ELF file type; that of a position-independent program, too
 NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
 HEADER = 64  # bytes
 
@@ -88,8 +88,8 @@ def _table(header: tuple[int, ...]) -> tuple[int, int]:
     return header[6], header[6] + header[12] * _SECTION.size
 
 
-def sections(data: Data, *, program: bool = False) -> Sections:
-    """The sections of *data*, a shared library for x86-64; with *program*, *data* may also be a program.
+def sections(data: Data) -> Sections:
+    """The sections of *data*, a shared library for x86-64.
 
     :raises BadElf: it is another kind of file, or its section table is invalid.
     """
@@ -97,7 +97,7 @@ def sections(data: Data, *, program: bool = False) -> Sections:
         raise BadElf("not a 64-bit little-endian ELF file", 0)
     fields = _HEADER.unpack(data[:HEADER])
     kind, machine, size, count, names = fields[1], fields[2], *fields[11:]
-    if machine != X86_64 or not (kind == SHARED or (program and kind == PROGRAM)):
+    if machine != X86_64 or kind != SHARED:
         raise BadElf(f"not a shared library for x86-64: type {kind}, machine {machine}", 16)
     start, stop = _table(fields)
     if size != _SECTION.size or not 0 < count < _RESERVED or stop > len(data) or start < HEADER:

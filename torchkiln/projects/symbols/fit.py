@@ -1,11 +1,11 @@
-"""Decides whether shared libraries of packages can be loaded in an image: its torch, CUDA, Python and base.
+"""Decides whether shared libraries of packages can be loaded in an image: its torch, CUDA and base.
 
 Pure. A fault is reported only if it is certain: a symbol counts as missing if none of the libraries that
 could define it does, in whatever order they are loaded. If one of several variants of a library can be loaded
 (`x_cuda118.so`, `x_cuda126.so`), faults of the other variants are ignored. These are not checked:
 
-- weak symbols
-- libraries that are only opened by path, or are for other accelerators
+- symbols other than those of torch and CUDA, and weak symbols
+- libraries that are only opened by path, or are for other accelerators or other Pythons
 - libraries that use torch, in packages that work without torch
 - needed libraries that belong neither to torch nor to CUDA, such as libtbb.so.12
 """
@@ -14,60 +14,94 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-from torchkiln.elf.dynamic import Dynamic
-from torchkiln.projects.symbols.library import Library
 from torchkiln.projects.symbols.names import (
+    ABI_TAG,
     cuda_library,
-    is_c_library,
     is_cuda_library,
     is_foreign,
     is_torch_library,
-    of_python,
     of_torch,
+    qualified,
+    readable,
     stem_of,
 )
-from torchkiln.projects.symbols.sentences import Lack, missing_library, missing_symbols, missing_version
 
 _NUMBER = re.compile(r"\d+(\.\d+)*")
 _MODULE = re.compile(r"(?P<name>\w+)(\.[^/]*)?\.so")
 _OTHER_PYTHON = re.compile(r"\.(cpython|cp|pypy|graalpy)-?(?P<version>\d+)[^/]*\.so")
+_TORCH = "torch"
+_TORCH_PACKAGES = frozenset({_TORCH, "torchvision", "torchaudio"})
+_MOST = 20  # symbols that are compared with those of the image
+
+_OTHER = ": it has this function with other parameters, so this was built for another torch"
+_NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"
+_OLD_ABI = ": built with the pre-C++11 ABI, torch has the C++11 ABI"
+_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # of the reasons found, the last in this order is shown
+
+Lack = tuple[str, str]  # a library that is missing, or lacks a symbol or a version; and a sentence
 
 
 class Unreadable(Exception):
     """A library of the image cannot be read now; the text names what is missing."""
 
 
-class ParentSymbols(Protocol):
-    """The parent image; a method raises Unreadable if a file that it needs is not in the cache."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """A shared library in the wheel of a package, with what the check uses of it."""
 
-    def owner(self, name: str) -> str:
-        """The fixed package that contains the library *name*; "" if none does."""
-        ...
+    package: str
+    path: str  # in the wheel
+    soname: str  # "" if it has none
+    needed: tuple[str, ...]
+    versions: Mapping[str, frozenset[str]]  # library of the C or C++ compiler -> versions that it must have
+    undefined: frozenset[str]  # for which `is_claimed` is true; without weak ones
+    defined: frozenset[str]  # for which `is_claimed` is true
 
-    def fixed(self) -> Mapping[str, int]:
-        """The libraries of all fixed packages, with their sizes."""
-        ...
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.rpartition("/")[2]
 
-    def library(self, name: str) -> Dynamic:
-        """A library of a fixed package."""
-        ...
+    @property
+    def names(self) -> frozenset[str]:
+        """The names by which other libraries may need this one: its file name and its SONAME."""
+        return frozenset({self.name, self.soname} - {""})
 
-    def base(self) -> Mapping[str, Dynamic]:
-        """The libraries of the base, by SONAME."""
-        ...
+    @property
+    def is_module(self) -> bool:
+        """Whether it is an extension module of Python, which only Python can load."""
+        found = _MODULE.fullmatch(self.name)
+        return found is not None and f"PyInit_{found['name']}" in self.defined
 
-    def python(self) -> frozenset[str]:
-        """The symbols of the C API that the image's Python defines."""
-        ...
+    @property
+    def uses_torch(self) -> bool:
+        """Whether it needs a library or a symbol of torch."""
+        return any(map(is_torch_library, self.needed)) or any(map(of_torch, self.undefined))
 
-    def release(self, package: str) -> str:
-        """Name and version of a fixed package."""
-        ...
+    def is_for(self, python: str) -> bool:
+        """Whether an image with this version of Python may load it, and it is for no other accelerator."""
+        other = _OTHER_PYTHON.search(self.name)
+        of_python = not other or other["version"] == python.replace(".", "")
+        return of_python and not any(map(is_foreign, self.needed))
+
+
+def is_claimed(symbol: str) -> bool:
+    """Whether *symbol* belongs to torch or CUDA, or identifies an extension module, by its name."""
+    return of_torch(symbol) or bool(cuda_library(symbol)) or symbol.startswith("PyInit_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent:
+    """The parent image; a function raises Unreadable if a file that it needs is not in the cache."""
+
+    releases: Mapping[str, str]  # fixed package -> its name and version
+    places: Callable[[], Mapping[str, tuple[str, int]]]  # library of a fixed package -> package, size
+    library: Callable[[str], Library]  # one of these libraries
+    versions: Callable[[], Mapping[str, frozenset[str]]]  # library of the C or C++ compiler -> its versions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +122,18 @@ class Fit:
     unread: tuple[str, ...] = ()
 
 
-def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit:
+def fit(libraries: Sequence[Library], parent: Parent, python: str) -> Fit:
     """Check the *libraries* of all packages that are added to an image.
 
     :param python: the version of the image's Python, "3.11".
     """
-    own = {name for library in libraries for name in library.names}
-    check = _Check(libraries, own, parent)
+    check = _Check(libraries, parent)
     faults: list[Fault] = []
     by_variant: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
-    for library in _imported([one for one in libraries if _concerns(one, python)]):
+    for library in _imported([one for one in libraries if one.is_for(python)]):
         found = [
-            Fault(package=library.package, path=library.path, library=lack.library, sentence=lack.sentence)
-            for lack in check.lacks(library)
+            Fault(package=library.package, path=library.path, library=lacking, sentence=sentence)
+            for lacking, sentence in check.lacks(library)
         ]
         by_variant[library.package, _NUMBER.sub("#", library.path)].append(found)
     for variants in by_variant.values():
@@ -117,11 +150,11 @@ def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
     version of CUDA. The same holds for libraries that use torch in a package whose modules do not use torch:
     open3d has operators for one release of torch.
     """
-    modules = [library for library in libraries if _is_module(library)]
+    modules = [library for library in libraries if library.is_module]
     loaded = _with_needed(modules, libraries)
-    of_torch = {library.package for library in loaded if _uses_torch(library)}
+    of_torch = {library.package for library in loaded if library.uses_torch}
     without = {library.package for library in modules} - of_torch
-    opened = [one for one in libraries if _uses_torch(one) and one.package not in without]
+    opened = [one for one in libraries if one.uses_torch and one.package not in without]
     return iter({id(one): one for one in (*loaded, *_with_needed(opened, libraries))}.values())
 
 
@@ -131,140 +164,120 @@ def _with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> li
     found = {id(library): library for library in waiting}
     rest = list(found.values())
     while rest:
-        needed = (by_name[name] for name in rest.pop().dynamic.needed if name in by_name)
+        needed = (by_name[name] for name in rest.pop().needed if name in by_name)
         new = {id(library): library for library in needed if id(library) not in found}
         found |= new
         rest += new.values()
     return list(found.values())
 
 
-def _concerns(library: Library, python: str) -> bool:
-    """Whether the image may load *library*: it is not for another Python or accelerator."""
-    if any(map(is_foreign, library.dynamic.needed)):
-        return False
-    other = _OTHER_PYTHON.search(library.name)
-    return not other or other["version"] == python.replace(".", "")
-
-
 class _Check:
     """Looks for the libraries and symbols that libraries need; `unread`: what is not in the cache."""
 
-    def __init__(self, libraries: Sequence[Library], own: set[str], parent: ParentSymbols) -> None:
-        self._own, self._parent = own, parent
-        self._defined = [
-            names for library in libraries for names in library.dynamic.defined.values() if names
-        ]
+    def __init__(self, libraries: Sequence[Library], parent: Parent) -> None:
+        self._own = {name for library in libraries for name in library.names}
+        self._defined = frozenset().union(*(library.defined for library in libraries))
+        self._parent = parent
         self.unread: set[str] = set()
 
     def lacks(self, library: Library) -> list[Lack]:
         """Why *library* cannot be loaded."""
-        dynamic, own = library.dynamic, self._own
-        steps: list[Callable[[], Lack | None]] = [
-            *(partial(self._library, name) for name in dynamic.needed if name not in own),
-            *(
-                partial(self._version, name, version)
-                for name, versions in sorted(dynamic.required.items())
-                if name not in own
-                for version in sorted(versions)
-            ),
-            *(
-                partial(self._symbols, place, symbols, dynamic.needed)
-                for place, symbols in self._undefined(library)
-            ),
-        ]
-        return [found for step in steps if (found := self._tried(step))]
-
-    def _tried(self, step: Callable[[], Lack | None]) -> Lack | None:
-        try:
-            return step()
-        except Unreadable as error:
-            self.unread.add(str(error))
-            return None
-
-    def _library(self, name: str) -> Lack | None:
-        """A library of torch or CUDA that the image has in another version, or not at all."""
-        if not (is_torch_library(name) or is_cuda_library(name)) or self._parent.owner(name):
-            return None
-        if is_torch_library(name):
-            return missing_library(name, [], self._parent.release("torch"))
-        others = [other for other in self._parent.fixed() if stem_of(other) == stem_of(name)]
-        return missing_library(name, sorted(others), "") if others else None
-
-    def _version(self, name: str, version: str) -> Lack | None:
-        """The symbol version (GLIBCXX_3.4.32) that the loader requires and the library *name* lacks."""
-        if is_c_library(name):
-            found = self._parent.base().get(name)
-        else:
-            found = self._parent.library(name) if self._parent.owner(name) else None
-        if found is None or not found.versions or version in found.versions:
-            return None
-        return missing_version(name, version, found.versions)
-
-    def _undefined(self, library: Library) -> Iterator[tuple[str, set[str]]]:
-        """The symbols that no added package has, by the place where they must be."""
-        groups: dict[str, set[str]] = defaultdict(set)
-        for symbol, _, holder in library.dynamic.undefined:
-            if place := self._place(symbol, holder, library):
+        groups: dict[str, set[str]] = defaultdict(set)  # by the library that must define them, or _TORCH
+        for symbol in library.undefined - self._defined:
+            if place := _place(symbol, library):
                 groups[place].add(symbol)
-        for place, symbols in sorted(groups.items()):
-            for names in self._defined:
-                symbols -= names
-            if symbols:
-                yield place, symbols
+        steps: list[Callable[[], Iterable[Lack]]] = [
+            partial(self._libraries, [name for name in library.needed if name not in self._own]),
+            partial(self._versions, library.versions),
+            *(partial(self._symbols, place, groups[place], library.needed) for place in sorted(groups)),
+        ]
+        found: list[Lack] = []
+        for step in steps:
+            try:
+                found += step()
+            except Unreadable as error:
+                self.unread.add(str(error))
+        return found
 
-    def _place(self, symbol: str, holder: str, library: Library) -> str:
-        """Where *symbol* must be defined: the name of a library, torch, or Python; "": unknown."""
-        if holder:
-            return holder if holder not in self._own and not is_c_library(holder) else ""
-        if of_torch(symbol):
-            return _TORCH
-        if stem := cuda_library(symbol):
-            return next((name for name in library.dynamic.needed if stem_of(name) == stem), "")
-        return _PYTHON if of_python(symbol) and _is_module(library) else ""
+    def _libraries(self, names: Iterable[str]) -> Iterator[Lack]:
+        """The libraries of torch or CUDA that the image has in another version, or not at all."""
+        for name in names:
+            if not (is_torch_library(name) or is_cuda_library(name)) or name in self._parent.places():
+                continue
+            others = [other for other in self._parent.places() if stem_of(other) == stem_of(name)]
+            if is_torch_library(name):
+                torch = self._parent.releases.get(_TORCH, _TORCH)
+                yield name, f"needs {name}, which {torch} does not have: built for another torch"
+            elif others:
+                of_cuda = re.match(r"lib(?:cudart|cublas(?:Lt)?)\.so\.(\d+)", name)
+                built = f": built for CUDA {of_cuda[1]}" if of_cuda else ""
+                yield name, f"needs {name}, the image has {', '.join(sorted(others))}{built}"
 
-    def _symbols(self, place: str, symbols: set[str], needed: Sequence[str]) -> Lack | None:
-        """The *symbols* that no library of *place* defines; None if all are defined or *place* is unknown."""
-        parent = self._parent
-        if place == _PYTHON:
-            missing = symbols - parent.python()
-            return missing_symbols(sorted(missing), "Python", "Python", ()) if missing else None
-        if place == _TORCH:
-            owner, name = "torch", "libtorch"
-        else:
-            owner, name = parent.owner(place), place
-            if not owner:
-                return None
-        searched: list[Dynamic] = []
-        for one in self._order(place, owner, needed):
-            searched.append(parent.library(one))
-            for names in searched[-1].defined.values():
-                symbols = symbols - names
-            if not symbols:
-                return None
-        there = (symbol for found in searched for names in found.defined.values() for symbol in names)
-        return missing_symbols(sorted(symbols), name, parent.release(owner), there)
+    def _versions(self, required: Mapping[str, Collection[str]]) -> Iterator[Lack]:
+        """The symbol versions (GLIBCXX_3.4.32) that the loader requires and the base lacks."""
+        for name in sorted(required.keys() - self._own):
+            there = self._parent.versions().get(name, frozenset())
+            for version in sorted({*required[name]} - there if there else ()):
+                alike = [one for one in there if one.startswith(version.rstrip("0123456789."))]
+                newest = f"; its newest is {max(alike, key=_numbers)}" if alike else ""
+                yield name, f"needs {version} of {name}, which the image does not have{newest}"
 
-    def _order(self, place: str, owner: str, needed: Sequence[str]) -> Iterable[str]:
-        """The libraries that could define a symbol: *place*, then *needed*, then others; smaller first."""
-        fixed, owner_of = self._parent.fixed(), self._parent.owner
-        if place == _TORCH:
-            those = [name for name in fixed if owner_of(name) in _TORCH_PACKAGES]
-        else:
-            those = [name for name in fixed if owner_of(name) == owner or name in needed]
-        return sorted(those, key=lambda name: (name != place, name not in needed, fixed[name]))
-
-
-_TORCH, _PYTHON = "torch", "Python"
-_TORCH_PACKAGES = frozenset({"torch", "torchvision", "torchaudio"})
-
-
-def _uses_torch(library: Library) -> bool:
-    undefined = library.dynamic.undefined
-    return any(map(is_torch_library, library.dynamic.needed)) or any(of_torch(one) for one, _, _ in undefined)
+    def _symbols(self, place: str, symbols: Collection[str], needed: Sequence[str]) -> Iterator[Lack]:
+        """The *symbols* that no library defines which could; nothing if *place* is not in the image."""
+        places, missing, of_cuda = self._parent.places(), {*symbols}, place != _TORCH
+        if of_cuda and place not in places:
+            return
+        owner = places[place][0] if of_cuda else _TORCH
+        packages = {owner} if of_cuda else _TORCH_PACKAGES
+        names = [name for name, (one, _) in places.items() if one in packages or (of_cuda and name in needed)]
+        # The library that should define them, then those that are needed, then others; smaller ones first.
+        names.sort(key=lambda name: (name != place, name not in needed, places[name][1]))
+        searched: list[Library] = []
+        for name in names:
+            searched.append(self._parent.library(name))
+            missing -= searched[-1].defined
+            if not missing:
+                return
+        shown, why = _shown(sorted(missing), [symbol for one in searched for symbol in one.defined])
+        of = f" of {place}" if of_cuda else ""
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        release = self._parent.releases.get(owner, owner)
+        lacking = place if of_cuda else "libtorch"
+        yield lacking, f"needs {shown}{of}{more}, which {release} does not have{why}"
 
 
-def _is_module(library: Library) -> bool:
-    """Whether *library* is an extension module of Python, which only Python can load."""
-    found = _MODULE.fullmatch(library.name)
-    init = f"PyInit_{found['name']}" if found else ""
-    return any(init in names for names in library.dynamic.defined.values())
+def _place(symbol: str, library: Library) -> str:
+    """Where the undefined *symbol* must be defined: in torch, or in a library of CUDA; "": unknown."""
+    if of_torch(symbol):
+        return _TORCH
+    stem = cuda_library(symbol)
+    return next((name for name in library.needed if stem and stem_of(name) == stem), "")
+
+
+def _shown(symbols: Sequence[str], there: Iterable[str]) -> tuple[str, str]:
+    """One of the missing *symbols* for a message, and why the image, which has those *there*, may lack it."""
+    present = [(symbol.replace(ABI_TAG, ""), symbol) for symbol in there]
+    reasons = [(symbol, _why(symbol, present)) for symbol in symbols[:_MOST]]
+    first, why = max(reasons, key=lambda one: _RANK.index(one[1]))
+    name, short = readable(first), first[:160] + "…" * (len(first) > 160)
+    return first if name == first else f"{name} ({short})", why
+
+
+def _why(symbol: str, present: Iterable[tuple[str, str]]) -> str:
+    """What the symbols of the same function suggest about the build; "" if there are none.
+
+    :param present: the symbols that the searched libraries define, each without and with its ABI tags.
+    """
+    prefix, plain = qualified(symbol), symbol.replace(ABI_TAG, "")
+    alike = [one for one in present if prefix and one[0].startswith(prefix)]
+    new = [one for one in alike if "cxx11" in one[1]]
+    if "cxx11" in symbol:
+        return _NEW_ABI if len(new) < len(alike) else _OTHER if alike else ""
+    # Ss is the std::string before C++11.
+    if new and ("Ss" in symbol or any(other == plain for other, _ in new)):
+        return _OLD_ABI
+    return _OTHER if alike else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", version))

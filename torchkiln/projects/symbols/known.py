@@ -1,26 +1,32 @@
-"""Provides the symbols of wheels and bases, which are read once and then kept in the cache."""
+"""Provides the libraries of wheels and bases, whose symbols are read once and then kept in the cache."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torchkiln.elf.dynamic import Dynamic
-from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
-from torchkiln.model.recipe import minor
-from torchkiln.projects.symbols.base import read_base, read_standalone
-from torchkiln.projects.symbols.fit import Unreadable
-from torchkiln.projects.symbols.library import Library, from_json, is_claimed, to_json
-from torchkiln.projects.symbols.names import of_torch
-from torchkiln.projects.symbols.wheels import library_sizes, read_libraries
+import msgspec
+
+from torchkiln.elf.dynamic import LIBRARY
+from torchkiln.errors import VerificationFailed
+from torchkiln.model.lock import LockedBase, LockedWheel
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.opening import open_layer
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_reader import TarReader, pieces_of
+from torchkiln.projects.symbols.fit import Library, Parent, Unreadable, is_claimed
+from torchkiln.projects.symbols.names import is_c_library
+from torchkiln.projects.symbols.wheels import library_in, library_sizes, read_libraries
 from torchkiln.store.store import Store
+from torchkiln.util import codec
 
 RECORDS = "symbols"
-_RULES = 1  # raise it when the content of the records changes
+_RULES = 3  # raise it when the content of the records changes, or `fit` gives other faults
+_MOST = 64 << 20  # bytes of a library of the base; libstdc++ has 2 MB
 
 
 def library_names(wheel: LockedWheel, store: Store) -> Mapping[str, int]:
@@ -29,125 +35,102 @@ def library_names(wheel: LockedWheel, store: Store) -> Mapping[str, int]:
     :raises Unreadable: the wheel is not in *store*, and was not read before.
     :raises BadWheel: the wheel is malformed.
     """
-    values = _recorded(
-        store,
-        ("names", wheel.sha256),
-        lambda: {"sizes": library_sizes(_place(wheel, store), wheel.filename)},
+    what = ("names", wheel.sha256)
+    found: Mapping[str, int] = _recorded(
+        store, what, lambda: library_sizes(_place(wheel, store), wheel.filename)
     )
-    found: Mapping[str, int] = values["sizes"]
     return found
 
 
-def libraries_of(wheel: LockedWheel, store: Store) -> tuple[Library, ...]:
-    """The libraries of *wheel*, without symbols that the check does not use.
+def libraries_of(wheel: LockedWheel, store: Store, path: str = "") -> tuple[Library, ...]:
+    """The libraries of *wheel*, or only that at *path*; malformed ones are left out.
 
     :raises Unreadable: the wheel is not in *store*, and was not read before.
     :raises BadWheel: the wheel is malformed.
     """
 
     def read() -> dict[str, Any]:
-        found = read_libraries(_place(wheel, store), wheel.filename, keep=is_claimed)
-        return {path: to_json(dynamic) for path, dynamic in found}
+        found = read_libraries(_place(wheel, store), wheel.filename, path)
+        libraries = [
+            Library(
+                package=wheel.name,
+                path=name,
+                soname=dynamic.soname,
+                needed=dynamic.needed,
+                versions={one: some for one, some in dynamic.required.items() if is_c_library(one)},
+                undefined=frozenset(symbol for symbol, _, _ in dynamic.undefined if is_claimed(symbol)),
+                defined=frozenset().union(*dynamic.defined.values()),
+            )
+            for name, dynamic in found
+        ]
+        return {"libraries": msgspec.to_builtins(libraries, order="deterministic")}
 
-    return tuple(
-        Library(package=wheel.name, path=path, dynamic=from_json(values))
-        for path, values in _recorded(store, ("libraries", wheel.sha256), read).items()
-    )
-
-
-def _library(wheel: LockedWheel, path: str, store: Store) -> Dynamic:
-    """One library of a fixed package, with the symbols that other libraries may need."""
-
-    def read() -> dict[str, Any]:
-        # The libraries of CUDA have C interfaces with few symbols; other libraries may need all of them.
-        keep = is_claimed if wheel.name == "torch" else _is_of_torch_or_c
-        found = dict(read_libraries(_place(wheel, store), wheel.filename, keep=keep, only={path}))
-        return {"dynamic": to_json(found[path]) if path in found else None}
-
-    values = _recorded(store, ("library", wheel.sha256, path), read)["dynamic"]
-    if values is None:
-        raise Unreadable(f"{path} of {wheel.name} {wheel.version}, which is malformed")
-    return from_json(values)
+    values = _recorded(store, ("libraries", wheel.sha256, path), read)["libraries"]
+    return codec.typed(tuple[Library, ...], values)
 
 
-def _is_of_torch_or_c(symbol: str) -> bool:
-    """Whether *symbol* is one of torch, or not a C++ symbol."""
-    return not symbol.startswith("_Z") or of_torch(symbol)
+def parent_of(fixed: Iterable[LockedWheel], base: LockedBase, store: Store) -> Parent:
+    """The parent image with the wheels *fixed* and with *base*, as far as they are in *store*."""
+    wheels = {wheel.name: wheel for wheel in fixed}
 
-
-class CachedParent:
-    """The parent image of a project, by the wheels, the base and the standalone Python in the cache."""
-
-    def __init__(
-        self,
-        fixed: Iterable[LockedWheel],
-        base: LockedBase,
-        store: Store,
-        standalone: LockedStandalone | None = None,
-    ) -> None:
-        self._wheels = {wheel.name: wheel for wheel in fixed}
-        self._base, self._store, self._standalone = base, store, standalone
-        self._libraries: dict[str, Dynamic] = {}
-
-    @cached_property
-    def _places(self) -> Mapping[str, tuple[LockedWheel, str, int]]:
+    @cache
+    def paths() -> Mapping[str, tuple[LockedWheel, str, int]]:
         """Name of a library -> its wheel, path and size."""
         return {
             path.rpartition("/")[2]: (wheel, path, size)
-            for wheel in self._wheels.values()
-            if has_platform(wheel)
-            for path, size in library_names(wheel, self._store).items()
+            for wheel in filter(has_platform, wheels.values())
+            for path, size in library_names(wheel, store).items()
         }
 
-    def owner(self, name: str) -> str:
-        found = self._places.get(name)
-        return found[0].name if found else ""
+    @cache
+    def library(name: str) -> Library:
+        wheel, path, _ = paths()[name]
+        if not (found := libraries_of(wheel, store, path)):
+            raise Unreadable(f"{path} of {wheel.name} {wheel.version}, which is malformed")
+        return found[0]
 
-    def fixed(self) -> Mapping[str, int]:
-        return {name: size for name, (_, _, size) in self._places.items()}
+    def versions() -> Mapping[str, frozenset[str]]:
+        found = _recorded(store, ("base", base.digest), lambda: _versions(base, store))
+        return {name: frozenset(listed) for name, listed in found.items()}
 
-    def library(self, name: str) -> Dynamic:
-        if name not in self._libraries:
-            wheel, path, _ = self._places[name]
-            self._libraries[name] = _library(wheel, path, self._store)
-        return self._libraries[name]
+    return Parent(
+        releases={name: f"{name} {wheel.version}" for name, wheel in wheels.items()},
+        places=lambda: {name: (wheel.name, size) for name, (wheel, _, size) in paths().items()},
+        library=library,
+        versions=cache(versions),
+    )
 
-    @cached_property
-    def _of_base(self) -> Mapping[str, Any]:
-        base, store = self._base, self._store
 
-        def read() -> dict[str, Any]:
-            if not store.has_blob(base.digest, base.size):
-                raise Unreadable(f"the base of {base.os}")
-            found = read_base(store.blob(base.digest), minor(base.python))
-            libraries = {name: to_json(each) for name, each in found.libraries.items()}
-            return {"libraries": libraries, "python": sorted(found.python)}
+def _versions(base: LockedBase, store: Store) -> dict[str, list[str]]:
+    """The libraries of the C and C++ compilers in *base*, by SONAME, with the versions that they define.
 
-        return _recorded(store, ("base", base.digest), read)
-
-    def base(self) -> Mapping[str, Dynamic]:
-        return {name: from_json(values) for name, values in self._of_base["libraries"].items()}
-
-    def python(self) -> frozenset[str]:
-        standalone, store = self._standalone, self._store
-        if standalone is None:
-            return frozenset(self._of_base["python"])
-        blob, size, version = standalone.digest, standalone.size, standalone.version
-
-        def read() -> dict[str, Any]:
-            if not store.has_blob(blob, size):
-                raise Unreadable(f"Python {version}")
-            return {"python": sorted(read_standalone(store.blob(blob), version))}
-
-        return frozenset(_recorded(store, ("standalone", blob), read)["python"])
-
-    def release(self, package: str) -> str:
-        return f"{package} {self._wheels[package].version}" if package in self._wheels else package
+    :raises Unreadable: the base is not in *store*.
+    :raises VerificationFailed: the base is damaged.
+    """
+    if not store.has_blob(base.digest, base.size):
+        raise Unreadable(f"the base of {base.os}")
+    found: dict[str, list[str]] = {}
+    try:
+        with open_layer(store.blob(base.digest)) as stream:
+            tar = TarReader(pieces_of(stream))
+            for entry in tar:
+                folder, _, name = entry.path.rpartition("/")
+                is_library = folder == LINUX_AMD64.libraries and LIBRARY.fullmatch(name)
+                if entry.kind != "file" or entry.size > _MOST or not is_library:
+                    continue
+                data = b"".join(tar.content())
+                dynamic = library_in(partial(iter, [data]), len(data), lambda _: False)
+                if dynamic and is_c_library(soname := dynamic.soname or name):
+                    found[soname] = sorted(dynamic.versions)
+    except DAMAGED as error:
+        what = store.blob(base.digest).name
+        raise VerificationFailed(f"{what}: {error}", hint="the cache is damaged: build again") from error
+    return found
 
 
 def is_unread(wheel: LockedWheel, store: Store) -> bool:
     """Whether the libraries of *wheel* were not read yet, and *wheel* is not in *store*."""
-    known = store.record(RECORDS, _key(("libraries", wheel.sha256))) is not None
+    known = store.record(RECORDS, key_of(("libraries", wheel.sha256, ""))) is not None
     return has_platform(wheel) and not known and not store.has_wheel(wheel)
 
 
@@ -164,7 +147,7 @@ def _place(wheel: LockedWheel, store: Store) -> Path:
 
 def _recorded(store: Store, what: tuple[str, ...], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The record of *what*, made by *read* if there is none."""
-    key = _key(what)
+    key = key_of(what)
     found = store.record(RECORDS, key)
     if found is None:
         found = read()
@@ -172,5 +155,6 @@ def _recorded(store: Store, what: tuple[str, ...], read: Callable[[], dict[str, 
     return found
 
 
-def _key(what: tuple[str, ...]) -> str:
+def key_of(what: Sequence[object]) -> str:
+    """The key of the record of *what*."""
     return hashlib.sha256(json.dumps([_RULES, *what]).encode()).hexdigest()

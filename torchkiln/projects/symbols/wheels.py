@@ -6,8 +6,7 @@ end if a tool has changed them. If the section table names another place, the li
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from torchkiln.elf.dynamic import LIBRARY, Dynamic, parts_of, read_dynamic
 from torchkiln.elf.sections import BadElf, is_elf, landmarks
 from torchkiln.errors import BadWheel
+from torchkiln.projects.symbols.fit import is_claimed
 from torchkiln.wheel.content import SecondRead, inflate
 from torchkiln.wheel.directory import WheelEntry
 from torchkiln.wheel.entries import entries
@@ -38,27 +38,20 @@ def library_sizes(path: Path, filename: str) -> dict[str, int]:
     return {entry.name: entry.size for entry in _libraries(path, path.stat().st_size, filename)}
 
 
-def read_libraries(
-    path: Path,
-    filename: str,
-    *,
-    keep: Callable[[str], bool],
-    only: Collection[str] | None = None,
-) -> Iterator[tuple[str, Dynamic]]:
+def read_libraries(path: Path, filename: str, only: str = "") -> Iterator[tuple[str, Dynamic]]:
     """Path and dynamic symbols of each shared library for x86-64 in the wheel at *path*.
 
     Files that are malformed, or for another machine, are left out: the loader does not load them, either.
 
-    :param keep: whether a defined symbol is returned.
-    :param only: the paths to read; None: all.
+    :param only: the path of one library; "": all.
     :raises BadWheel: the wheel is malformed.
     """
     with WheelFile(path, path.stat().st_size) as file:
         for entry in _libraries(path, file.size, filename):
-            if entry.size > _MOST or (only is not None and entry.name not in only):
-                continue
-            if found := library_in(partial(_content, file, entry, filename), entry.size, keep):
-                yield entry.name, found
+            if entry.size <= _MOST and only in ("", entry.name):
+                found = library_in(partial(_content, file, entry, filename), entry.size, is_claimed)
+                if found:
+                    yield entry.name, found
 
 
 def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynamic | None:
@@ -85,8 +78,7 @@ class _Parts:
     """Parts of a file, each with its offset."""
 
     def __init__(self, size: int, parts: Iterable[tuple[int, bytes]]) -> None:
-        self._size, self.whole = size, sorted(parts, key=lambda part: part[0])
-        self._starts = [start for start, _ in self.whole]
+        self._size, self.whole = size, [*parts]
 
     def __len__(self) -> int:
         return self._size
@@ -103,11 +95,9 @@ class _Parts:
         return memoryview(found[1])[start - found[0] : stop - found[0]]
 
     def _find(self, span: Span) -> tuple[int, bytes] | None:
-        for number in range(bisect_right(self._starts, span[0]) - 1, -1, -1):
-            start, data = self.whole[number]
-            if span[1] <= start + len(data):
-                return start, data
-        return None
+        return next(
+            (part for part in self.whole if part[0] <= span[0] and span[1] <= part[0] + len(part[1])), None
+        )
 
 
 def _likely_parts(pieces: Iterable[bytes], size: int) -> _Parts | None:
