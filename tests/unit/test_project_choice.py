@@ -10,17 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_project_read import PYLOCK, pylock_package, uv_package, write
+from tests.unit.test_project_lock_files import PYLOCK, pylock_package, uv_package
+from tests.unit.test_project_read import read
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.projects import optional
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects import pyproject
 from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
-from torchkiln.projects.optional import optional_requirements
-from torchkiln.projects.pyproject_file import Pyproject
-from torchkiln.projects.read import read_project
-from torchkiln.projects.target import environment_of
-from torchkiln.projects.uv_lock import exported
-from torchkiln.store.store import Store
+from torchkiln.projects.pyproject import Pyproject, requirements_of
 
 PYPROJECT = """\
 [project]
@@ -37,15 +32,6 @@ Dev = ["dev-thing", {include-group = "LINT"}]
 lint = ["lint-thing"]
 both = [{include-group = "dev"}, {include-group = "lint"}, "my-trainer[gpu-x]"]
 """
-
-
-def read(folder: Path, files: dict[str, str], choice: Choice) -> ProjectNeeds:
-    project, store = write(folder / "my project", files), Store(folder / "cache")
-
-    def by_uv(name: str, lock: bytes) -> str:
-        return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
-
-    return read_project(project, environment_of("3.11.2"), by_uv, choice)
 
 
 def refused(folder: Path, files: dict[str, str], choice: Choice) -> str:
@@ -171,9 +157,9 @@ def test_many_paths_to_one_extra_end_soon(monkeypatch: pytest.MonkeyPatch) -> No
         f"e{level}": [f"x[e{level + 1}]; os_name == '{name}{level}'" for name in "ab"] for level in range(40)
     }
     file = Pyproject(document={"project": {"name": "x", "optional-dependencies": {**extras, "e40": ["y"]}}})
-    monkeypatch.setattr(optional, "_MOST", 200)
+    monkeypatch.setattr(pyproject, "_MOST", 200)
     with pytest.raises(ConfigError, match="200 requirements"):
-        optional_requirements(file, choice_of(["e0"], []))
+        list(requirements_of(file, choice_of(["e0"], [])))
 
 
 @given(
@@ -194,7 +180,7 @@ def test_any_table_is_read_or_refused(table: dict[str, Any], kind: str) -> None:
         document={"project": {"name": "x", "optional-dependencies": table}, "dependency-groups": table}
     )
     with suppress(ConfigError):
-        found = optional_requirements(file, choice_of(["a"] * (kind == "extra"), ["a"] * (kind == "group")))
+        found = requirements_of(file, choice_of(["a"] * (kind == "extra"), ["a"] * (kind == "group")))
         assert all(text.startswith("y") for text, _ in found)
 
 

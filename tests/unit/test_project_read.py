@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pip._internal.req.req_file import preprocess
 
-from torchkiln.errors import ConfigError, Stale
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.errors import ConfigError
+from torchkiln.projects.asked import ProjectNeeds, applies, environment_of
+from torchkiln.projects.choice import NO_CHOICE, Choice
 from torchkiln.projects.read import read_project
 from torchkiln.projects.requirements_file import logical_lines, read_requirements
-from torchkiln.projects.target import applies, environment_of
-from torchkiln.projects.uv_lock import exported
 from torchkiln.store.store import Store
 
 SHA = "a" * 64
@@ -30,10 +29,9 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def read(folder: Path, files: dict[str, str]) -> ProjectNeeds:
+def read(folder: Path, files: dict[str, str], choice: Choice = NO_CHOICE) -> ProjectNeeds:
     project = write(folder / "my project", files)
-    store = Store(folder / "cache")
-    return read_project(project, environment_of("3.11.2"), lambda name, lock: exported(name, lock, store))
+    return read_project(project, environment_of("3.11.2"), Store(folder / "cache"), choice)
 
 
 def refused(folder: Path, files: dict[str, str]) -> list[str]:
@@ -223,172 +221,10 @@ def test_a_wrong_pyproject(tmp_path: Path, text: str, reason: str) -> None:
     assert reason in refused(tmp_path, {"pyproject.toml": text})[0]
 
 
-def uv_package(name: str, *lines: str, version: str = "1.0") -> str:
-    source = 'source = { registry = "https://index.invalid/simple" }'
-    url = f"https://index.invalid/{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    wheel = f'wheels = [{{ url = "{url}", hash = "sha256:{SHA}" }}]'
-    return "\n".join(
-        ("[[package]]", f'name = "{name}"', f'version = "{version}"', *(lines or (source, wheel)), "")
-    )
-
-
-UV_LOCK = (
-    'version = 1\nrevision = 3\nrequires-python = ">=3.10"\n'
-    + uv_package("idna")
-    + uv_package(
-        "my-trainer",
-        'source = { virtual = "." }',
-        "dependencies = [",
-        '    { name = "idna" },',
-        '    { name = "rich", marker = "sys_platform == \'linux\'" },',
-        "]",
-        "[package.metadata]",
-        "requires-dist = [",
-        '    { name = "idna" },',
-        '    { name = "rich", marker = "sys_platform == \'linux\'", specifier = ">=14" },',
-        "]",
-    )
-    + uv_package("pygments")
-    + uv_package(
-        "rich",
-        'source = { registry = "https://index.invalid/simple" }',
-        'dependencies = [{ name = "pygments" }]',
-        f'wheels = [{{ url = "https://index.invalid/rich-14.0-py3-none-any.whl", hash = "sha256:{SHA}" }}]',
-        version="14.0",
-    )
-)
-
-
-def test_uv_lock(tmp_path: Path) -> None:
-    """The real uv reads it: pins with hashes. Packages that pyproject.toml names are marked."""
-    found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "requirements.txt": "other"})
-
-    assert (found.source, found.is_lock, found.requires_python) == ("uv.lock", True, ">=3.10")
-    assert [(one.text, one.where, one.hashes, one.by_name) for one in found.requirements] == [
-        ("idna==1.0", "uv.lock:5", (SHA,), True),
-        ('pygments==1.0; sys_platform == "linux"', "uv.lock:23", (SHA,), False),
-        ('rich==14.0; sys_platform == "linux"', "uv.lock:28", (SHA,), True),
-    ]
-
-
-def test_settings_of_uv_in_pyproject_are_not_used(tmp_path: Path) -> None:
-    """They could name another index, or files outside of the project. uv would refuse these settings."""
-    more = "[tool.uv.workspace]\nmembers = 5\n"
-    found = read(tmp_path, {"pyproject.toml": PYPROJECT + more, "uv.lock": UV_LOCK})
-    assert len(found.requirements) == 3
-
-
-def test_a_uv_lock_of_other_dependencies_is_stale(tmp_path: Path) -> None:
-    text = PYPROJECT.replace('"idna"', '"idna>=3"').replace("rich>=14", "rich >= 14")
-    with pytest.raises(Stale, match=r"other dependencies than pyproject\.toml has: idna"):
-        read(tmp_path, {"pyproject.toml": text, "uv.lock": UV_LOCK})
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (("version = 1\n", "version = 99\n"), "uv.lock: "),
-        (("[[package]]", "[[package"), "uv.lock: not valid TOML"),
-        (
-            ("revision = 3\n", 'revision = 3\n[manifest]\nmembers = ["my-trainer", "b"]\n'),
-            "a workspace with 2 members",
-        ),
-        (
-            (
-                'source = { registry = "https://index.invalid/simple" }\nwheels',
-                'source = { directory = "./idna" }\nx',
-            ),
-            "uv.lock: ./idna: a local file must be a wheel",
-        ),
-    ],
-)
-def test_a_wrong_uv_lock(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
-    assert change[0] in UV_LOCK
-    lock = UV_LOCK.replace(*change, 1)
-    assert reason in refused(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": lock})[0]
-
-
-def test_a_uv_lock_alone(tmp_path: Path) -> None:
-    assert "there is no pyproject.toml" in refused(tmp_path, {"uv.lock": UV_LOCK})[0]
-
-
-def pylock_package(name: str, *lines: str) -> str:
-    url = f"https://index.invalid/{name}-1.0-py3-none-any.whl"
-    wheel = f'wheels = [{{ url = "{url}", hashes = {{ sha256 = "{SHA}" }} }}]'
-    return "\n".join(("[[packages]]", f'name = "{name}"', *(lines or ('version = "1.0"', wheel)), ""))
-
-
-PYLOCK = 'lock-version = "1.0"\ncreated-by = "test"\nrequires-python = ">=3.10"\n'
-
-
-def test_pylock(tmp_path: Path) -> None:
-    """pylock.toml is preferred to other files. Its markers are evaluated for the image."""
-    wheel = pylock_package("x").splitlines()[3].replace("/x-", "/NAME-")
-    marked = (
-        ("windows", "sys_platform == 'win32'"),
-        ("extra", "'gpu' in extras"),
-        ("group", "'dev' in dependency_groups"),
-        ("linux", "sys_platform == 'linux' and python_full_version >= '3.11.2'"),
-    )
-    lock = PYLOCK.replace("requires", 'extras = ["gpu"]\ndependency-groups = ["dev"]\nrequires', 1)
-    lock += pylock_package("idna") + "".join(
-        pylock_package(name, 'version = "1.0"', f'marker = "{marker}"', wheel.replace("NAME", name))
-        for name, marker in marked
-    )
-    found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "pylock.toml": lock})
-
-    assert (found.name, found.source, found.is_lock) == ("my-trainer", "pylock.toml", True)
-    assert [(one.text, one.where, one.hashes, one.by_name) for one in found.requirements] == [
-        ("idna==1.0", "pylock.toml:7", (SHA,), True),
-        ("linux==1.0", "pylock.toml:26", (SHA,), False),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("lock-version = 1\n", "pylock.toml: "),
-        ('lock-version = "2.0"\ncreated-by = "x"\npackages = []\n', "2.0 is not supported"),
-        ("x = [", "not valid TOML"),
-        (
-            PYLOCK
-            + pylock_package("x", 'vcs = { type = "git", url = "https://h.invalid/x", commit-id = "1" }'),
-            "pylock.toml:5: x: commit-id '1' does not have 40 hex digits",
-        ),
-        (
-            PYLOCK + pylock_package("x", 'directory = { path = "." }'),
-            "pylock.toml:5: x: local folders cannot be locked",
-        ),
-        (
-            PYLOCK
-            + pylock_package(
-                "x", f'archive = {{ url = "https://h.invalid/x.zip", hashes = {{ sha256 = "{SHA}" }} }}'
-            ),
-            "pylock.toml:5: x: files at direct URLs cannot be locked",
-        ),
-        (
-            PYLOCK
-            + pylock_package(
-                "x",
-                'version = "1.0"',
-                f'sdist = {{ url = "https://h.invalid/x-1.0.tar.gz", hashes = {{ sha256 = "{SHA}" }} }}',
-            ),
-            "pylock.toml:5: x: it has no wheel, only source code",
-        ),
-        (
-            PYLOCK + pylock_package("x").replace("sha256", "sha512"),
-            "pylock.toml:5: x: its wheels have no sha256",
-        ),
-    ],
-)
-def test_a_wrong_pylock(tmp_path: Path, text: str, reason: str) -> None:
-    assert reason in refused(tmp_path, {"pylock.toml": text})[0]
-
-
 @given(st.binary(max_size=60) | st.text(alphabet='[]{}="\n#ab1.', max_size=60).map(str.encode))
 def test_any_toml_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     for name in ("pyproject.toml", "pylock.toml"):
         folder = tmp_path_factory.mktemp("toml")
         (folder / name).write_bytes(b'[project]\nname = "x"\ndependencies = []\n' * (name[2] == "p") + data)
         with suppress(ConfigError):
-            read_project(folder, environment_of("3.11.2"), lambda *_: "")
+            read_project(folder, environment_of("3.11.2"), Store(folder / "cache"))

@@ -44,7 +44,7 @@ PURE_FILES = frozenset(
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py",
         "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
         "projects/asked.py", "projects/choice.py", "projects/fixed.py", "projects/moves.py",
-        "projects/optional.py", "projects/pyproject_file.py", "projects/target.py", "publishing/warnings.py",
+        "projects/pyproject.py", "publishing/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
         "projects/smoke/declared.py", "projects/smoke/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py",

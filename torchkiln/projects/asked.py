@@ -1,4 +1,4 @@
-"""Defines the requirements of a project, as its files state them."""
+"""Defines the requirements of a project, as its files state them, and the image in which they apply."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.projects.choice import NO_CHOICE, Choice
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -103,3 +104,27 @@ def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:
         if one.hashes:
             found[one.name] = found.get(one.name, frozenset()) | set(one.hashes)
     return found
+
+
+def environment_of(python: str) -> dict[str, str]:
+    """The values of markers for CPython *python*, "3.11.2" or "3.11", on Linux; `extra` is empty."""
+    release = python if python.count(".") > 1 else f"{python}.0"
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": release,
+        "os_name": "posix",
+        "platform_machine": LINUX_AMD64.machine,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": release,
+        "python_version": ".".join(release.split(".")[:2]),
+        "sys_platform": "linux",
+        "extra": "",
+    }
+
+
+def applies(requirement: Requirement, environment: dict[str, str]) -> bool:
+    """Whether the marker of *requirement* is true in *environment*."""
+    return requirement.marker is None or requirement.marker.evaluate(dict(environment))

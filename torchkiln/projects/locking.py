@@ -29,7 +29,7 @@ from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import BuiltFrom, GitCommit, ProjectLock
 from torchkiln.plan.load import plan_locked
 from torchkiln.projects.apt.wanted_packages import kept_packages, with_packages
-from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
 from torchkiln.projects.file import load_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.image_wheels import wheels_of_image
@@ -42,7 +42,6 @@ from torchkiln.projects.sources.repositories import Repositories, demand_allowed
 from torchkiln.projects.sources.sdists import SdistBuilder, Sdists
 from torchkiln.projects.symbols.known import is_unread
 from torchkiln.projects.symbols.libraries import require_fitting, require_known, still_known
-from torchkiln.projects.target import applies, environment_of
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.sizes import size

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from urllib.parse import quote
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
-    PackageVcs,
+    PackageArchive,
+    PackageSdist,
+    PackageWheel,
     Pylock,
     PylockUnsupportedVersionError,
     PylockValidationError,
@@ -15,27 +19,23 @@ from packaging.pylock import (
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
-from torchkiln.projects.asked import Asked, ProjectNeeds, Repository
+from torchkiln.projects.asked import Asked
 from torchkiln.projects.choice import HINT, NO_CHOICE, Choice
 from torchkiln.projects.files import Lines
-from torchkiln.projects.sources.by_commit import repository_at
+from torchkiln.projects.requirement import BUILD, MOST, Requirements
 from torchkiln.util.toml import toml_of
 
 FILE = "pylock.toml"
-_MOST = 5_000  # packages
-_HINT = "build a wheel of each (python -m pip wheel --no-deps), put it on a package index, and lock again"
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 
 
-def needs_of_pylock(
-    lock: bytes,
-    name: str,
-    by_name: frozenset[str],
-    environment: Mapping[str, str],
-    choice: Choice = NO_CHOICE,
-) -> ProjectNeeds:
-    """The packages that *lock* pins for an image with *environment*, and the extras and groups of *choice*.
+def packages_of(
+    lock: bytes, by_name: Collection[str], environment: Mapping[str, str], choice: Choice = NO_CHOICE
+) -> tuple[tuple[Asked, ...], str]:
+    """The packages that *lock* pins for an image with *environment*, and for which Python it was made.
 
     :param by_name: the packages that pyproject.toml names; empty: not known.
+    :param choice: the extras and groups to install in addition to the default groups.
     :raises ConfigError: the lock is invalid, lacks an extra or a group, or has packages without wheels; lists
         all.
     """
@@ -53,43 +53,51 @@ def needs_of_pylock(
         UndefinedEnvironmentName,
     ) as error:
         raise ConfigError(f"{FILE}: {error}", hint="recreate it with the tool that wrote it") from None
-    lines = Lines(FILE, lock.decode())
-    faults: list[str] = []
-    requirements: list[Asked] = []
-    for package in packages[:_MOST]:
-        where = lines.package(package.name)
-        hashes = tuple(
-            wheel.hashes["sha256"].lower() for wheel in package.wheels or () if "sha256" in wheel.hashes
-        )
-        known = not by_name or package.name in by_name
-        if package.vcs:
-            try:
-                repository = _repository(package.vcs)
-            except ValueError as error:
-                faults.append(f"{where}: {package.name}: {error}")
-            else:
-                requirements.append(
-                    Asked(text=package.name, where=where, by_name=known, repository=repository)
-                )
-        elif why := _unfit(package):
-            faults.append(f"{where}: {package.name}: {why}")
-        elif not hashes:
-            faults.append(f"{where}: {package.name}: its wheels have no sha256")
-        else:
-            text_of_pin = f"{package.name}=={package.version}"
-            requirements.append(Asked(text=text_of_pin, where=where, hashes=hashes, by_name=known))
-    if len(packages) > _MOST:
-        faults.append(f"{FILE}: more than {_MOST} packages")
-    if faults:
-        raise ConfigError.of(faults, hint=_HINT)
-    return ProjectNeeds(
-        name=name,
-        source=FILE,
-        requirements=tuple(requirements),
-        requires_python=str(found.requires_python or ""),
-        is_lock=True,
-        choice=choice,
-    )
+    requirements, lines = Requirements(), Lines(FILE, lock.decode())
+    for package in packages[: MOST + 1]:
+        named = not by_name or package.name in by_name
+        add_package(requirements, package, lines.package(package.name), by_name=named)
+    requirements.require_sound()
+    return tuple(requirements.requirements), str(found.requires_python or "")
+
+
+def add_package(
+    found: Requirements, package: Package, where: str, *, by_name: bool, of_uv: bool = False
+) -> None:
+    """Add *package*, or why it cannot be locked, to *found*.
+
+    :param of_uv: uv exported it from uv.lock. Then its marker is kept, and the sdist that it may have is
+        allowed in addition to its wheels.
+    """
+    files: list[PackageArchive | PackageSdist | PackageWheel] = [*(package.wheels or ())]
+    files += [package.sdist] if package.sdist and of_uv else []
+    why = ""
+    if package.directory:
+        why = "local folders cannot be locked"
+    elif package.vcs:
+        text = f"{package.name} @ git+{package.vcs.url}@{package.vcs.commit_id}"
+        text += f"#subdirectory={quote(package.vcs.subdirectory)}" if package.vcs.subdirectory else ""
+        if package.vcs.type != "git" or not package.vcs.url:
+            why = "only git repositories with a URL are supported"
+        elif not _COMMIT.fullmatch(package.vcs.commit_id):
+            why = f"commit-id {package.vcs.commit_id[:100]!r} does not have 40 hex digits"
+    elif package.archive:
+        files = [package.archive]
+        text = f"{package.name} @ {package.archive.url or package.archive.path}"
+    elif not files:
+        why = "it has no wheel, only source code, which is not built here"
+    else:
+        text = f"{package.name}=={package.version}"
+        why = "" if package.version else "it has no version"
+    hashes = [file.hashes["sha256"].lower() for file in files if "sha256" in file.hashes]
+    if files and not hashes:
+        why = "its wheels have no sha256"
+    if why:
+        found.refuse(f"{where}: {package.name}: {why}", BUILD)
+        return
+    marker = f" ; {package.marker}" if package.marker and of_uv else ""
+    allowed = "".join(f" --hash=sha256:{each}" for each in hashes)
+    found.add(f"{text}{marker}{allowed}", where, by_name=by_name)
 
 
 def _applies(package: Package, lock: Pylock, environment: Mapping[str, str], choice: Choice) -> bool:
@@ -105,24 +113,3 @@ def _applies(package: Package, lock: Pylock, environment: Mapping[str, str], cho
 
 def _normal(names: Iterable[str] | None) -> frozenset[str]:
     return frozenset(map(canonicalize_name, names or ()))
-
-
-def _repository(vcs: PackageVcs) -> Repository:
-    """:raises ValueError: the repository cannot be locked; the message says why."""
-    if vcs.type != "git" or not vcs.url:
-        raise ValueError("only git repositories with a URL are supported")
-    found = repository_at(vcs.url, vcs.commit_id, vcs.subdirectory or "")
-    if not found.commit:
-        raise ValueError(f"commit-id {vcs.commit_id[:100]!r} does not have 40 hex digits")
-    return found
-
-
-def _unfit(package: Package) -> str:
-    """Why *package* cannot be locked; "" if it can."""
-    if package.directory:
-        return "local folders cannot be locked"
-    if package.archive:
-        return "files at direct URLs cannot be locked"
-    if not package.wheels:
-        return "it has no wheel, only source code, which is not built here"
-    return "" if package.version else "it has no version"

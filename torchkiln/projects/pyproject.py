@@ -1,174 +1,204 @@
-"""Reads the dependencies of pyproject.toml, and of uv.lock beside it."""
+"""Parses the parts of pyproject.toml that torchkiln uses; also extras and dependency groups. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from packaging.requirements import Requirement
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import ConfigError, Stale
-from torchkiln.projects.asked import Asked, ProjectNeeds
-from torchkiln.projects.by_file import wheel_required
-from torchkiln.projects.choice import NO_CHOICE, Choice
-from torchkiln.projects.files import Lines
-from torchkiln.projects.optional import optional_requirements
-from torchkiln.projects.pyproject_file import FILE, Pyproject
-from torchkiln.projects.requirements_file import RequirementLines, logical_lines
+from torchkiln.errors import ConfigError
+from torchkiln.projects.choice import HINT, HOW_TO_NAME, Choice, is_name, listed
 from torchkiln.util.toml import toml_of
 
-LOCK = "uv.lock"
+FILE = "pyproject.toml"
+_KINDS = {"name": str, "requires-python": str, "dependencies": list, "dynamic": list}
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_DEPTH = 50  # levels of groups and extras that include each other
+_MOST = 5_000  # requirements, each once with each marker
+_LONGEST = 4_000  # characters of a requirement, and of a marker
+_INCLUDE = "include-group"
+_TABLES = {"extra": "project.optional-dependencies", "group": "dependency-groups"}
+
+Kind = Literal["extra", "group"]
 
 
-def name_of(file: Pyproject, folder: str) -> str:
-    """The name in [project] of *file*, or that of the *folder*, normalized.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pyproject:
+    """The contents of pyproject.toml; the default stands for a missing file.
 
-    :raises ConfigError: neither can be the name of an image.
+    Extras and groups are checked only when some are chosen.
     """
-    table = file.project
-    name = canonicalize_name(table.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", folder)).strip("-")
-    if not _NAME.fullmatch(name) or len(name) > 128:
-        where = f"{FILE}: [project] name" if "name" in table else "the folder's name"
-        raise ConfigError(
-            f"{where}: {table.get('name', folder)[:200]!r} cannot be the name of an image",
-            hint=f'set a name of letters, digits and hyphens: [project] name = "my-project" in {FILE}',
-        )
-    return name
 
+    document: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
 
-def needs_of_pyproject(file: Pyproject, name: str, choice: Choice = NO_CHOICE) -> ProjectNeeds:
-    """The dependencies in [project], and those of the extras and groups of *choice*.
+    @property
+    def project(self) -> Mapping[str, Any]:
+        """[project]; empty if there is none."""
+        table: Mapping[str, Any] = self.document.get("project", {})
+        return table
 
-    :raises ConfigError: an extra or a group is missing, or requirements are wrong or not supported; lists
-        all.
-    """
-    found, lines = RequirementLines(), Lines(FILE, file.text)
-    for dependency in file.project.get("dependencies", ()):
-        found.add(dependency, lines.quoted(dependency))
-    for requirement, words in optional_requirements(file, choice):
-        found.add(requirement, lines.quoted(words))
-    found.require_sound()
-    return ProjectNeeds(
-        name=name,
-        source=FILE,
-        requirements=tuple(found.requirements),
-        requires_python=requires_python(file),
-        choice=choice,
-    )
+    @property
+    def requires_python(self) -> str:
+        """The versions of Python in [project].
 
+        :raises ConfigError: they are not a version specifier.
+        """
+        text: str = self.project.get("requires-python", "")
+        try:
+            return str(SpecifierSet(text))
+        except InvalidSpecifier:
+            raise ConfigError(f"{FILE}: requires-python: {text[:100]!r} is not a version specifier") from None
 
-def needs_of_uv_lock(
-    project: ProjectNeeds, lock: bytes, exported: Callable[[str, bytes], str]
-) -> ProjectNeeds:
-    """The packages that uv.lock pins for *project*, whose own dependencies and choice are known.
+    def name(self, folder: str) -> str:
+        """The name in [project], or that of the *folder*, normalized.
 
-    :param exported: lists the packages of a lock that the project with this name needs.
-    :raises ConfigError: the lock is invalid, or has packages that are not supported; lists all.
-    :raises Stale: pyproject.toml has other dependencies than the lock.
-    """
-    try:
-        document, lines = toml_of(lock), Lines(LOCK, lock.decode())
-    except ValueError as error:
-        raise ConfigError(f"{LOCK}: {error}", hint="recreate it: uv lock") from None
-    manifest = document.get("manifest")
-    members = manifest.get("members") if isinstance(manifest, dict) else None
-    if isinstance(members, list) and len(members) > 1:
-        raise ConfigError(
-            f"{LOCK}: a workspace with {len(members)} members is not supported",
-            hint="build wheels of the other members, put them on a package index, and lock the project alone",
-        )
-    _require_current(project, document)
-    named = {asked.name for asked in project.requirements}
-    found = RequirementLines()
-    for _, line in logical_lines(exported(project.name, lock)):
-        package = _package_of(line)
-        where = lines.package(package)
-        if line.startswith("-"):
-            found.refuse(f"{where}: {line[:200]}: editable packages cannot be locked")
-            continue
-        found.add(line, where, by_name=canonicalize_name(package) in named)
-    found.require_sound()
-    return ProjectNeeds(
-        name=project.name,
-        source=LOCK,
-        requirements=tuple(found.requirements),
-        requires_python=project.requires_python,
-        is_lock=True,
-        choice=project.choice,
-    )
-
-
-def _package_of(line: str) -> str:
-    """The package that *line* of uv's export requires."""
-    text = line.removeprefix("-e ")
-    with suppress(ValueError):
-        if wheel := wheel_required(text.partition(" --hash")[0].strip()):
-            return Requirement(wheel.text).name
-    return re.split(r"[\s=@;\[]", text, maxsplit=1)[0]
-
-
-def requires_python(file: Pyproject) -> str:
-    """The versions of Python in [project] of *file*.
-
-    :raises ConfigError: they are not a version specifier.
-    """
-    text: str = file.project.get("requires-python", "")
-    try:
-        return str(SpecifierSet(text))
-    except InvalidSpecifier:
-        raise ConfigError(f"{FILE}: requires-python: {text[:100]!r} is not a version specifier") from None
-
-
-def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None:
-    """:raises Stale: the lock was made from other dependencies than those of *project*."""
-    packages = document.get("package")
-    for package in packages if isinstance(packages, list) else ():
-        if not isinstance(package, dict) or package.get("name") != project.name:
-            continue
-        metadata = package.get("metadata")
-        listed = _listed(metadata, project.choice.groups) if isinstance(metadata, dict) else []
-        locked = {form for entry in listed if isinstance(entry, dict) for form in _locked_forms(entry)}
-        asked = {_form(one) for one in project.requirements}
-        if missing := sorted(name for name, _, _ in asked - locked):
-            raise Stale(
-                f"{LOCK}: the lockfile needs to be updated: made from other dependencies than {FILE} has:"
-                f" {', '.join(missing)}",
-                hint="run: uv lock",
+        :raises ConfigError: neither can be the name of an image.
+        """
+        table = self.project
+        name = canonicalize_name(table.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", folder)).strip("-")
+        if not _NAME.fullmatch(name) or len(name) > 128:
+            where = f"{FILE}: [project] name" if "name" in table else "the folder's name"
+            raise ConfigError(
+                f"{where}: {table.get('name', folder)[:200]!r} cannot be the name of an image",
+                hint=f'set a name of letters, digits and hyphens: [project] name = "my-project" in {FILE}',
             )
-        return
+        return name
+
+    def lists(self, kind: Kind) -> dict[str, Any]:
+        """The values in [project.optional-dependencies] or [dependency-groups], not checked, by name.
+
+        :raises ConfigError: the value is not a table, a key is not a valid name, or two keys have the same
+            normalized name.
+        """
+        where = _TABLES[kind]
+        table = (self.project if kind == "extra" else self.document).get(where.rpartition(".")[2], {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{FILE}: [{where}] must be a table", hint=f"write it as a table: [{where}]")
+        written: dict[str, str] = {}
+        for name in table:
+            if not is_name(name):
+                raise ConfigError(f"{FILE}: [{where}]: {name[:100]!r} is not a valid name", hint=HOW_TO_NAME)
+            if (other := written.setdefault(canonicalize_name(name), name)) != name:
+                raise ConfigError(
+                    f"{FILE}: [{where}]: {other!r} and {name!r} are the same name", hint="rename one of them"
+                )
+        return {key: table[name] for key, name in written.items()}
 
 
-def _listed(metadata: Mapping[str, Any], groups: Iterable[str]) -> list[Any]:
-    """The entries in *metadata* of uv.lock for dependencies, those of extras, and those of *groups*."""
-    of_groups = metadata.get("requires-dev")
-    by_name = of_groups if isinstance(of_groups, dict) else {}
-    lists = (metadata.get("requires-dist"), *(by_name.get(name) for name in groups))
-    return [entry for each in lists if isinstance(each, list) for entry in each]
+def parse_pyproject(text: bytes) -> Pyproject:
+    """The file with the contents *text*.
 
-
-def _form(asked: Asked) -> tuple[str, str, str]:
-    """The package, its versions, and the revision of a repository."""
-    revision = asked.repository.revision if asked.repository else ""
-    return asked.name, str(asked.requirement.specifier), revision
-
-
-def _locked_forms(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The values of `_form` for an entry of uv.lock's requires-dist.
-
-    An entry with a repository has two values: without it, because pyproject.toml can name the repository in
-    [tool.uv.sources] instead of the requirement, and with it.
+    :raises ConfigError: *text* is not TOML, or [project] has values of the wrong type.
     """
-    with suppress(InvalidSpecifier, ValueError):
-        name = canonicalize_name(str(entry.get("name", "")))
-        specifier = str(SpecifierSet(str(entry.get("specifier", ""))))
-        yield name, specifier, ""
-        if entry.get("git"):
-            values = dict(parse_qsl(urlsplit(str(entry["git"])).query))
-            revisions = (values[key] for key in ("rev", "tag", "branch") if key in values)
-            yield name, specifier, next(revisions, "HEAD")
+    try:
+        document = toml_of(text)
+    except ValueError as error:
+        raise ConfigError(f"{FILE}: {error}") from None
+    table = document.get("project", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{FILE}: [project] must be a table")
+    wrong = [key for key, kind in _KINDS.items() if not isinstance(table.get(key, kind()), kind)]
+    if wrong or not all(isinstance(text, str) for text in table.get("dependencies", ())):
+        raise ConfigError(
+            f"{FILE}: [project] {', '.join(wrong) or 'dependencies'}: the value has the wrong type"
+        )
+    return Pyproject(document=document, text=text.decode())
+
+
+def requirements_of(file: Pyproject, choice: Choice) -> Iterator[tuple[str, str]]:
+    """The dependencies of [project], and those of the extras and groups of *choice*.
+
+    Each comes with the string in *file* that it is made from. An extra of the project itself,
+    `my-project[gpu]`, stands for the requirements of that extra.
+
+    :raises ConfigError: a name is unknown, or a chosen list is invalid.
+    """
+    yield from ((text, text) for text in file.project.get("dependencies", ()))
+    if not choice.any:
+        return
+    walk = _Walk(canonicalize_name(file.project.get("name", "")), file.lists("extra"), file.lists("group"))
+    if faults := choice.unknown(FILE, walk.extra, walk.group):
+        dynamic = choice.extras and "optional-dependencies" in file.project.get("dynamic", ())
+        computed = (
+            f"write the extras into {FILE}: dynamic extras, which a build backend computes, are not read"
+        )
+        raise ConfigError.of(faults, hint=computed if dynamic else HINT)
+    for name in choice.extras:
+        walk.add("extra", name, (), None)
+    for name in choice.groups:
+        walk.add("group", name, (), None)
+    yield from walk.found
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Collects the requirements of extras and groups that include each other."""
+
+    own: str  # the project's name; "" if it has none
+    extra: Mapping[str, Any]  # name -> value
+    group: Mapping[str, Any]
+    found: list[tuple[str, str]] = field(default_factory=list)
+    done: set[tuple[str, str, str]] = field(default_factory=set)  # kind, name and marker of each list
+    values: int = 0
+
+    def add(self, kind: Kind, name: str, above: tuple[tuple[Kind, str], ...], marker: Marker | None) -> None:
+        """Add the requirements of the extra or group *name*, for environments with *marker*.
+
+        :param above: the (kind, name) of the lists through which it is included, the outermost first.
+        """
+        if (kind, name) in above and kind == "group":
+            names = [each for _, each in above[above.index((kind, name)) :]]
+            raise _wrong(kind, names[0], f"a cycle of {_INCLUDE}: {' > '.join((*names, name))}")
+        # The requirements of an extra in a cycle are listed already, and for at least these environments.
+        if (kind, name) in above or (kind, name, str(marker)) in self.done:
+            return
+        self.done.add((kind, name, str(marker)))
+        values = (self.extra if kind == "extra" else self.group)[name]
+        if not isinstance(values, list):
+            raise _wrong(kind, name, "the value has the wrong type: it must be a list")
+        self.values += len(values)
+        if len(above) >= _DEPTH or self.values > _MOST or len(str(marker)) > _LONGEST:
+            raise _wrong(kind, name, f"more than {_DEPTH} levels, or {_MOST} requirements")
+        above = (*above, (kind, name))
+        for value in values:
+            if isinstance(value, str):
+                self._requirement(value, above, marker)
+                continue
+            included = value.get(_INCLUDE) if isinstance(value, dict) and len(value) == 1 else None
+            if kind == "extra" or not isinstance(included, str):
+                table = f" or {{{_INCLUDE} = NAME}}" if kind == "group" else ""
+                raise _wrong(kind, name, f"{str(value)[:100]}: not a valid requirement{table}")
+            if (target := canonicalize_name(included)) not in self.group:
+                why = f"{_INCLUDE} {included[:100]!r}: {FILE} has no such group{listed(self.group)}"
+                raise _wrong(kind, name, why)
+            self.add("group", target, above, marker)
+
+    def _requirement(self, text: str, above: tuple[tuple[Kind, str], ...], marker: Marker | None) -> None:
+        try:
+            requirement = Requirement(text) if len(text) <= _LONGEST else None
+        except InvalidRequirement:
+            requirement = None
+        if requirement is None:
+            self.found.append((text, text))  # the reader of the requirement reports the error
+            return
+        if marker is not None:
+            own = f" and ({requirement.marker})" if requirement.marker else ""
+            requirement.marker = Marker(f"({marker}){own}")
+        if canonicalize_name(requirement.name) != self.own:
+            self.found.append((str(requirement) if marker is not None else text, text))
+            return
+        for extra in sorted(map(canonicalize_name, requirement.extras)):
+            if extra not in self.extra:
+                raise _wrong(*above[-1], f"{text[:100]}: {FILE} has no extra {extra}{listed(self.extra)}")
+            self.add("extra", extra, above, requirement.marker)
+
+
+def _wrong(kind: Kind, name: str, why: str) -> ConfigError:
+    return ConfigError(f"{FILE}: [{_TABLES[kind]}] {name}: {why}", hint=f"correct [{_TABLES[kind]}]")

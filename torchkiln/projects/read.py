@@ -6,53 +6,53 @@ of the project is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
-from torchkiln.projects import pylock, pyproject
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects import pylock, uv_lock
+from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
-from torchkiln.projects.files import read_inside
-from torchkiln.projects.pyproject_file import FILE, Pyproject, parse_pyproject
+from torchkiln.projects.files import Lines, read_inside
+from torchkiln.projects.pyproject import FILE, Pyproject, parse_pyproject, requirements_of
+from torchkiln.projects.requirement import Requirements
 from torchkiln.projects.requirements_file import read_requirements
+from torchkiln.store.store import Store
 
 REQUIREMENTS = "requirements.txt"
 
-#: Lists the packages of a uv.lock that the project with this name needs: see `index.uv_lock.exported`.
-Export = Callable[[str, bytes], str]
-
 
 def read_project(
-    folder: Path, environment: Mapping[str, str], exported: Export, choice: Choice = NO_CHOICE
+    folder: Path, environment: Mapping[str, str], store: Store, choice: Choice = NO_CHOICE
 ) -> ProjectNeeds:
     """What the project in *folder*, with the extras and groups of *choice*, requires in an image with
     *environment*.
 
+    :param store: has a private folder for uv, which reads uv.lock.
     :raises ConfigError: none of the files exists, or the used one is invalid, lacks an extra or a group, or
         has requirements that cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
     demand_folder(folder)
-    file = _pyproject(folder)
-    name = pyproject.name_of(file, folder.resolve().name)
-    if _has(folder, pylock.FILE):
+    present = {name for name in (pylock.FILE, uv_lock.FILE, FILE, REQUIREMENTS) if _has(folder, name)}
+    file = parse_pyproject(_read(folder, FILE)) if FILE in present else Pyproject()
+    name = file.name(folder.resolve().name)
+    constraints: tuple[Asked, ...] = ()
+    if pylock.FILE in present:
         # pylock.toml determines which extras and groups exist.
-        there = choice.within(file.extras(), file.groups()) if choice.any else choice
-        own = pyproject.needs_of_pyproject(file, name, there).requirements
-        named = frozenset(asked.name for asked in own)
-        return pylock.needs_of_pylock(_read(folder, pylock.FILE), name, named, environment, choice)
-    if _has(folder, pyproject.LOCK):
+        known = choice.within(file.lists("extra"), file.lists("group")) if choice.any else choice
+        named = {asked.name for asked in _own(file, known)}
+        lock = _read(folder, pylock.FILE)
+        source, (requirements, python) = pylock.FILE, pylock.packages_of(lock, named, environment, choice)
+    elif uv_lock.FILE in present:
         if not file.project:
             raise ConfigError(
-                f"{pyproject.LOCK}: there is no {FILE} with [project] beside it",
+                f"{uv_lock.FILE}: there is no {FILE} with [project] beside it",
                 hint=f"add the {FILE} from which uv made it",
             )
-        own_needs = pyproject.needs_of_pyproject(file, name, choice)
-        return pyproject.needs_of_uv_lock(own_needs, _read(folder, pyproject.LOCK), exported)
-    if "dependencies" in file.project:
-        return pyproject.needs_of_pyproject(file, name, choice)
-    if _has(folder, REQUIREMENTS):
+        source, own, python = uv_lock.FILE, _own(file, choice), file.requires_python
+        requirements = uv_lock.packages_of(_read(folder, uv_lock.FILE), name, own, choice, store)
+    elif REQUIREMENTS in present and "dependencies" not in file.project:
         if choice.any:
             raise ConfigError(
                 f"{choice.options}: {REQUIREMENTS} has no extras or groups",
@@ -60,19 +60,26 @@ def read_project(
                 " --extra ''",
             )
         found = read_requirements(folder, REQUIREMENTS)
-        return ProjectNeeds(
-            name=name,
-            source=REQUIREMENTS,
-            requirements=tuple(found.requirements),
-            constraints=tuple(found.constraints),
-            requires_python=pyproject.requires_python(file),
+        source, requirements, python = REQUIREMENTS, tuple(found.requirements), file.requires_python
+        constraints = tuple(found.constraints)
+    elif (file.project and "dependencies" not in file.project.get("dynamic", ())) or (
+        "dependencies" in file.project or (choice.groups and not file.project and file.lists("group"))
+    ):
+        source, requirements, python = FILE, _own(file, choice), file.requires_python
+    else:
+        raise ConfigError(
+            f"{folder}: no pylock.toml, uv.lock, pyproject.toml with [project] dependencies, or"
+            " requirements.txt",
+            hint="write the packages that the project needs into requirements.txt",
         )
-    is_static = file.project and "dependencies" not in file.project.get("dynamic", ())
-    if is_static or (choice.groups and file.groups() and not file.project):
-        return pyproject.needs_of_pyproject(file, name, choice)
-    raise ConfigError(
-        f"{folder}: no pylock.toml, uv.lock, pyproject.toml with [project] dependencies, or requirements.txt",
-        hint="write the packages that the project needs into requirements.txt",
+    return ProjectNeeds(
+        name=name,
+        source=source,
+        requirements=requirements,
+        constraints=constraints,
+        requires_python=python,
+        is_lock=source in (pylock.FILE, uv_lock.FILE),
+        choice=choice,
     )
 
 
@@ -82,9 +89,17 @@ def demand_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
 
 
-def _pyproject(folder: Path) -> Pyproject:
-    """pyproject.toml; empty if there is none."""
-    return parse_pyproject(_read(folder, FILE)) if _has(folder, FILE) else Pyproject()
+def _own(file: Pyproject, choice: Choice) -> tuple[Asked, ...]:
+    """The requirements in pyproject.toml, with those of the extras and groups of *choice*.
+
+    :raises ConfigError: an extra or a group is missing, or requirements are wrong or not supported; lists
+        all.
+    """
+    found, lines = Requirements(), Lines(FILE, file.text)
+    for requirement, words in requirements_of(file, choice):
+        found.add(requirement, lines.quoted(words))
+    found.require_sound()
+    return tuple(found.requirements)
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -14,14 +13,13 @@ from torchkiln.locks.freshness import require_fresh
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.asked import ProjectNeeds, environment_of
 from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.projects.file import load_project
 from torchkiln.projects.freshness import require_fresh_project
 from torchkiln.projects.own_wheels import with_own_wheels
 from torchkiln.projects.read import read_project
 from torchkiln.projects.settings import read_settings
-from torchkiln.projects.target import environment_of
 from torchkiln.store.store import Store
 
 
@@ -76,22 +74,11 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
         locked; lists all faults.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
-
-    def by_uv(name: str, lock: bytes) -> str:
-        return _exported(name, lock, store, choice)
-
-    needs = read_project(folder, environment_of(parent.python.version), by_uv, choice)
+    needs = read_project(folder, environment_of(parent.python.version), store, choice)
     settings = read_settings(folder)
     build = tuple(sorted({canonicalize_name(name) for name in settings.build}))
     needs = replace(needs, apt=tuple(sorted(settings.apt)), build=build)
     return with_own_wheels(needs, folder, settings.wheels, store)
-
-
-@lru_cache(maxsize=1)  # `build --watch` calls it after each change of the code
-def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> str:
-    from torchkiln.projects.uv_lock import exported  # imported here because it loads slowly
-
-    return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -7,99 +7,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-
-from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
-from torchkiln.projects.asked import Asked
-from torchkiln.projects.by_file import wheel_required
 from torchkiln.projects.files import read_inside
-from torchkiln.projects.sources.by_commit import repository_required
+from torchkiln.projects.requirement import BUILD, CORRECT, Requirements
 from torchkiln.util.strict_json import text_of
 
 _FILES = 50
 _DEPTH = 10  # levels of files that include each other
-_MOST = 5_000  # requirements of all files
-_LONGEST = 4_000  # characters of a requirement without its hashes
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # takes linear time, even for a long line of spaces
 _COMMENT_LINE = re.compile(r"\s*#")
-_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
-_HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
-_SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)[=\s]?\s*(.*)", re.DOTALL)
 _SHORT = re.compile(r"(-[rceif])(\S.*)")
-_PATH = re.compile(r"(\.|/|~|file:)|.*(\.whl|\.tar\.gz|\.zip)(\[.*\])?\s*$|[^\s;@<>=!~]*/", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
-_BUILD = (
-    "build a wheel from the source code (python -m pip wheel --no-deps), put it into a folder of the project,"
-    " and require it by path: ./wheels/NAME.whl"
-)
-_SOURCE = "source code at a direct URL cannot be locked"
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
 _INDEX = "set the index in the configuration of pip or uv: PIP_INDEX_URL or UV_DEFAULT_INDEX"
-_CORRECT = "correct the lines"
 # option -> what is wrong with it, and what to do
 _REFUSED = {
-    **dict.fromkeys(("-e", "--editable"), ("editable packages cannot be locked", _BUILD)),
+    **dict.fromkeys(("-e", "--editable"), ("editable packages cannot be locked", BUILD)),
     **dict.fromkeys(
         ("-i", "--index-url", "--extra-index-url", "--no-index", "--trusted-host"),
         ("a project cannot choose the index", _INDEX),
     ),
     **dict.fromkeys(("-f", "--find-links"), ("this option is not supported", _FOLDER)),
     "--pre": ("this option is not supported", "name a pre-release in its requirement: NAME==2.0rc1"),
-    "--no-binary": ("only wheels can be locked", _CORRECT),
+    "--no-binary": ("only wheels can be locked", CORRECT),
 }
 _IGNORED = frozenset({"--prefer-binary", "--only-binary", "--require-hashes", "--use-feature"})
 _NESTED = {"-r": False, "--requirement": False, "-c": True, "--constraint": True}
 
 
-@dataclass(kw_only=True, slots=True)
-class RequirementLines:
-    """The requirements and constraints of several files, and the faults in them."""
-
-    requirements: list[Asked] = field(default_factory=list)
-    constraints: list[Asked] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-
-    def refuse(self, fault: str, advice: str = _CORRECT) -> None:
-        """Add a fault, and what to do about it."""
-        self.faults.append(fault)
-        self.advice.append(advice)
-
-    def add(self, text: str, where: str, *, constraint: bool = False, by_name: bool = True) -> None:
-        """Add the requirement *text*, which may have hashes, or its fault."""
-        hashes = _HASH.findall(text)
-        text = _HASH.sub("", text).strip()
-        try:
-            wrong = [value for value in hashes if not _SHA256.fullmatch(value)]
-            if wrong and len(wrong) == len(hashes):
-                raise _Unsupported(f"{wrong[0][:80]}: only sha256:<64 hex digits> is supported as hash")
-            kept = tuple(found[1] for value in hashes if (found := _SHA256.fullmatch(value)))
-            asked = _asked(text, kept, where, constraint=constraint, by_name=by_name)
-        except _Unsupported as error:
-            self.refuse(f"{where}: {redact_text(str(error))}", error.advice)
-            return
-        (self.constraints if constraint else self.requirements).append(asked)
-
-    def require_sound(self) -> None:
-        """:raises ConfigError: there are faults; lists all of them."""
-        if len(self.requirements) + len(self.constraints) > _MOST:
-            self.refuse(f"more than {_MOST} requirements", "require fewer")
-        if self.faults:
-            raise ConfigError.of(self.faults, hint="; ".join(dict.fromkeys(self.advice)))
-
-
-def read_requirements(folder: Path, name: str = "requirements.txt") -> RequirementLines:
+def read_requirements(folder: Path, name: str = "requirements.txt") -> Requirements:
     """The requirements in the file *name* in *folder*, and in the files that it names.
 
     :raises ConfigError: a file cannot be read, or has lines that are wrong or not supported; lists all.
     """
-    found = RequirementLines()
+    found = Requirements()
     _Reader(folder.resolve(), found).read(folder / name, (), constraint=False)
     found.require_sound()
     return found
@@ -124,7 +70,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 @dataclass(slots=True)
 class _Reader:
     root: Path
-    found: RequirementLines
+    found: Requirements
     files: int = 0
 
     def read(self, path: Path, above: tuple[Path, ...], *, constraint: bool, where: str = "") -> None:
@@ -159,7 +105,7 @@ class _Reader:
         if option in _NESTED and value:
             self._nested(value, shown, above, constraint=constraint or _NESTED[option])
         elif option not in _IGNORED:
-            why, advice = _REFUSED.get(option, ("this option is not supported", _CORRECT))
+            why, advice = _REFUSED.get(option, ("this option is not supported", CORRECT))
             self.found.refuse(f"{shown}: {why}", advice)
 
     def _nested(self, value: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
@@ -182,75 +128,3 @@ class _Reader:
             return str(path.resolve().relative_to(self.root))
         except (OSError, ValueError, RuntimeError):
             return path.name
-
-
-class _Unsupported(ValueError):
-    """A line that cannot be locked, and what to do."""
-
-    def __init__(self, message: str, advice: str = _CORRECT) -> None:
-        super().__init__(message)
-        self.advice = advice
-
-
-def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, by_name: bool) -> Asked:
-    """The requirement *text*.
-
-    :raises _Unsupported: it cannot be locked.
-    """
-    shown = text[:200]
-    if len(text) > _LONGEST:
-        raise _Unsupported(f"{shown}…: longer than {_LONGEST} characters")
-    if _VARIABLE.search(text):
-        raise _Unsupported(f"{shown}: environment variables are not expanded")
-    if re.search(r"\s--?[A-Za-z]", text):
-        raise _Unsupported(f"{shown}: only --hash is supported as an option of a requirement")
-    try:
-        wheel, repository = wheel_required(text), repository_required(text)
-    except ValueError as error:
-        raise _Unsupported(f"{shown}: {error}") from None
-    if repository:
-        if constraint or hashes:
-            why = (
-                "a constraint cannot be a repository"
-                if constraint
-                else "a repository cannot have a --hash: remove it"
-            )
-            raise _Unsupported(f"{shown}: {why}")
-        return Asked(text=repository[0], where=where, by_name=by_name, repository=repository[1])
-    if wheel is None:
-        requirement = _requirement(text, constraint=constraint)
-        return Asked(text=str(requirement), where=where, hashes=hashes, by_name=by_name)
-    if constraint:
-        raise _Unsupported(f"{shown}: a constraint cannot be a file")
-    allowed = (*hashes, *filter(None, (wheel.sha256,)))
-    if wheel.url and len({*allowed}) != 1:
-        raise _Unsupported(
-            f"{shown}: a direct URL of a wheel requires one sha256",
-            "add it: https://…/NAME.whl#sha256=<64 hex>",
-        )
-    requirement = _requirement(wheel.text, constraint=False)
-    return Asked(
-        text=str(requirement), where=where, hashes=allowed, by_name=by_name, path=wheel.path, url=wheel.url
-    )
-
-
-def _requirement(text: str, *, constraint: bool) -> Requirement:
-    """*text*, parsed.
-
-    :raises _Unsupported: it is not a requirement of a package on an index.
-    """
-    shown = text[:200]
-    if _URL.match(text):
-        raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        if _PATH.match(text):
-            raise _Unsupported(f"{shown}: a local file must be a wheel", _BUILD) from None
-        raise _Unsupported(f"{shown}: invalid requirement: {str(error).splitlines()[0][:200]}") from None
-    if requirement.url:
-        raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
-    if constraint and requirement.extras:
-        extras = ", ".join(sorted(requirement.extras))
-        raise _Unsupported(f"{shown}: a constraint cannot have extras: remove [{extras}]")
-    return requirement

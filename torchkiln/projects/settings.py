@@ -13,7 +13,7 @@ from msgspec import Meta
 from torchkiln.errors import ConfigError
 from torchkiln.model import fields
 from torchkiln.projects.files import read_inside
-from torchkiln.projects.pyproject_file import FILE as PYPROJECT
+from torchkiln.projects.pyproject import FILE as PYPROJECT
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.toml import toml_of

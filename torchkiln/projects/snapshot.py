@@ -9,10 +9,10 @@ from pathlib import Path
 from torchkiln.base.remake import APT_EFFECTS
 from torchkiln.errors import KilnError
 from torchkiln.model.plan import OverlayFile, OverlayLink
-from torchkiln.projects import pylock, pyproject
+from torchkiln.projects import pylock, uv_lock
 from torchkiln.projects.code import ProjectCode, code_paths
 from torchkiln.projects.file import FILE
-from torchkiln.projects.pyproject_file import FILE as PYPROJECT
+from torchkiln.projects.pyproject import FILE as PYPROJECT
 from torchkiln.projects.read import REQUIREMENTS
 from torchkiln.projects.settings import FILE as SETTINGS
 
@@ -20,7 +20,7 @@ from torchkiln.projects.settings import FILE as SETTINGS
 Snapshot = Mapping[str, tuple[int, ...]]
 
 # These files determine the lock and the settings; they are included even if git ignores them.
-_ALSO = (pylock.FILE, pyproject.LOCK, PYPROJECT, REQUIREMENTS, FILE, SETTINGS)
+_ALSO = (pylock.FILE, uv_lock.FILE, PYPROJECT, REQUIREMENTS, FILE, SETTINGS)
 
 
 def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:

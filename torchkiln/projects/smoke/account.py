@@ -15,7 +15,7 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.project import APP, PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.projects.pyproject_file import FILE as PYPROJECT
+from torchkiln.projects.pyproject import FILE as PYPROJECT
 from torchkiln.projects.settings import FILE as SETTINGS
 from torchkiln.projects.settings import ProjectSettings, settings_from
 from torchkiln.util import codec

@@ -19,7 +19,7 @@ from torchkiln.model.lock import DebFile, LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.asked import ProjectNeeds, applies, environment_of
 from torchkiln.projects.file import FILE, project_digest
 from torchkiln.projects.installed import files_of_records
 from torchkiln.projects.settings import FILE as SETTINGS
@@ -29,7 +29,6 @@ from torchkiln.projects.smoke.checks import CHECKS, LIMIT, PROBE, ProjectSubject
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.projects.symbols.libraries import require_known
-from torchkiln.projects.target import applies, environment_of
 from torchkiln.runtimes.command import RuntimeSettings
 from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
