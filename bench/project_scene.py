@@ -24,7 +24,7 @@ from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.ready import needs_of
 
 _NAME = "bench-project"

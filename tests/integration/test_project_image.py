@@ -31,7 +31,7 @@ from torchkiln.model.image import BuiltImage
 from torchkiln.oci.layout import open_layout
 from torchkiln.projects.choice import choice_of
 from torchkiln.projects.file import FILE, save_project
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.ready import needs_of
 from torchkiln.util.places import ROOT
 

@@ -15,7 +15,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import DebFile
 from torchkiln.oci.layout import open_layout
 from torchkiln.projects.file import project_digest, save_project
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.ready import needs_of
 from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.smoke.attestation import read

@@ -30,7 +30,7 @@ from torchkiln.oci.unpack import LayerBlob, unpack
 from torchkiln.projects import build as building
 from torchkiln.projects import code
 from torchkiln.projects.file import save_project
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.ready import ProjectRequest, needs_of
 from torchkiln.projects.source import source_of
 from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode

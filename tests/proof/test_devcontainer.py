@@ -19,7 +19,7 @@ from tests.workplace import IMAGE, TAG, Workplace
 from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.ready import needs_of
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store

@@ -30,8 +30,7 @@ from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.code import ProjectCode
 from torchkiln.projects.effect import Effect
 from torchkiln.projects.file import from_json, to_json
-from torchkiln.projects.freshness import outdated
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest, outdated
 from torchkiln.projects.lock import LockedProject
 from torchkiln.projects.plan import Parent, plan_project
 from torchkiln.projects.settings import settings_of

@@ -16,7 +16,7 @@ from torchkiln.model.digest import digest_of_json
 from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.projects.file import from_json, load_project, to_json
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 
 __all__ = ["locked_once", "workspace"]
 

@@ -1,4 +1,4 @@
-"""Decides whether a project's lock still belongs to the project's files and to the image."""
+"""Decides, by a digest, whether a project's lock still belongs to the project's files and to the image."""
 
 from __future__ import annotations
 
@@ -7,13 +7,41 @@ from pathlib import Path
 from torchkiln.errors import Stale
 from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
-from torchkiln.projects.asked import ProjectNeeds
+from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.choice import choice_of
 from torchkiln.projects.file import FILE
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.projects.inputs import inputs_digest
+
+RULES = 1  # increase it when the same inputs result in other wheels
+
+
+def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
+    """The digest of the requirements and settings of the project, the image's lock, and `RULES`."""
+
+    def form(asked: Asked) -> list[object]:
+        repository = asked.repository.text if asked.repository else ""
+        return [asked.text, sorted(asked.hashes), *filter(None, (asked.path, asked.url, repository))]
+
+    choice = needs.choice
+    return digest_of_json(
+        {
+            "rules": RULES,
+            "name": needs.name,
+            "requirements": [form(asked) for asked in needs.requirements],
+            "constraints": [form(asked) for asked in needs.constraints],
+            "requires_python": needs.requires_python,
+            "parent": lock_digest(cell),
+            # These keys are left out if empty, so that locks that are older than the keys stay fresh.
+            **({"extras": choice.extras} if choice.extras else {}),
+            **({"groups": choice.groups} if choice.groups else {}),
+            **({"apt": needs.apt} if needs.apt else {}),
+            **({"wheels": needs.wheels} if needs.wheels else {}),
+            **({"build": needs.build} if needs.build else {}),
+        }
+    )
 
 
 def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:

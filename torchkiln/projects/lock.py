@@ -25,7 +25,7 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of, hashes_of
 from torchkiln.projects.fixed import constraints_of, fixed_wheels, movable
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.moves import Move, moves_of
 from torchkiln.projects.settle import Behind, Resolver, Settler, newest_possible, without
 

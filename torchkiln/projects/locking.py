@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from packaging.tags import Tag
@@ -32,8 +33,7 @@ from torchkiln.projects.apt.wanted_packages import kept_packages, with_packages
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
 from torchkiln.projects.file import load_project
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.projects.image_wheels import wheels_of_image
-from torchkiln.projects.inputs import inputs_digest
+from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.projects.name import demand_own_name
 from torchkiln.projects.own_wheels import demand_wheels_folder, from_index, local_wheels
@@ -45,6 +45,7 @@ from torchkiln.projects.symbols.libraries import require_fitting, require_known,
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.sizes import size
+from torchkiln.wheel.metadata import metadata_in
 
 _MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
 _STREAMS = 6
@@ -102,7 +103,7 @@ def lock_folder(
                 bound=locks.bound,
                 known=record.known,
                 torches=_torches(locks, request.cell),
-                wheels=wheels_of_image(parent, store),
+                wheels=_wheels_of_image(parent, store),
             ),
             index,
             ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
@@ -127,6 +128,25 @@ def lock_folder(
         store,
         environ=environ,
         report=report,
+    )
+
+
+def _wheels_of_image(image: LockedCell, store: Store) -> tuple[LocalWheel, ...]:
+    """The wheels of *image*, each as the only candidate of its package; () if *store* lacks any of them."""
+    if not all(map(store.has_wheel, image.wheels)):
+        return ()
+    return tuple(
+        LocalWheel(
+            name=wheel.name,
+            version=wheel.version,
+            filename=wheel.filename,
+            sha256=wheel.sha256,
+            size=wheel.size,
+            requires_python="",  # not checked: the image has the wheel already
+            metadata=partial(metadata_in, store.wheel(wheel), wheel.filename),
+            only=True,
+        )
+        for wheel in image.wheels
     )
 
 
