@@ -17,7 +17,7 @@ import requests
 import yaml
 from pytest_docker.plugin import Services
 
-from tests.clients import READY, Client
+from tests.clients import Client
 from tests.deploy_page import blocks
 from tests.engine.compose import with_compose
 from tests.engine.place import shared
@@ -155,27 +155,6 @@ def test_a_new_container_has_the_files_and_the_host_keys(docker_services: Servic
 # --- settings --------------------------------------------------------------------------------------
 
 
-def test_another_user_and_a_folder(compose: Compose, shared: Path) -> None:
-    """The container's user owns the files, and logs in at the same port."""
-    shared.chmod(0o777)
-    settings = {"RUN_AS": "4711:4712", "WORKSPACE": str(shared)}
-    other = Compose(
-        environ={**compose.environ, **settings}, private=compose.private, project=f"{compose.project}-user"
-    )
-    try:
-        started = other.run("up", "--detach", "ssh")
-        assert started.returncode == 0, started.stderr
-        container = other.container("ssh")
-        container.says(READY)
-        done = Client(container=container, key=compose.private).ssh("touch /workspace/mine", user="user")
-    finally:
-        other.run("down", "--volumes")
-
-    assert done.returncode == 0, done.stderr
-    made = (shared / "mine").stat()
-    assert (made.st_uid, made.st_gid) == (4711, 4712)
-
-
 def test_settings_reach_compose(compose: Compose) -> None:
     """Settings change the containers as lines of an .env file do. Without its profile, ssh does not start."""
     settings = {"RUN_AS": "4711:4712", "WORKSPACE": "./workspace", "COMPOSE_PROFILES": "", "GPUS": "2"}
@@ -187,18 +166,6 @@ def test_settings_reach_compose(compose: Compose) -> None:
     assert found["jupyter"]["volumes"][0]["source"] == str(KIT / "workspace")
     (device,) = found["jupyter"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"]) == ("nvidia", 2)
-
-
-def test_without_a_key_the_log_says_so(compose: Compose) -> None:
-    other = Compose(environ=compose.environ, private=compose.private, project=f"{compose.project}-keyless")
-    try:
-        started = other.run("up", "--detach", "ssh", SSH_PUBLIC_KEY="")
-        assert started.returncode == 0, started.stderr
-        log = other.container("ssh").says(r"SSH: off: no public key \(-e SSH_PUBLIC_KEY=")
-        assert log
-    finally:
-        removed = other.run("down", "--volumes")
-    assert removed.returncode == 0, removed.stderr
 
 
 def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:

@@ -91,37 +91,6 @@ def test_a_service_that_dies_is_restarted(workplace: Workplace) -> None:
         assert "3 times within 60 s: the container exits" in container.logs()
 
 
-def test_a_service_that_dies_ends_the_container_if_configured(workplace: Workplace) -> None:
-    with workplace.started("-e", "TORCHKILN_RESTART=no") as container:
-        container.says("is running at")
-        container.inside("pkill", "-KILL", "-f", "jupyter-lab")
-
-        assert container.code() == 137
-        assert "jupyter was killed by SIGKILL" in container.logs()
-
-
-def test_invalid_settings_start_nothing(workplace: Workplace) -> None:
-    """All errors are listed; a variable of Kubernetes for a port is ignored."""
-    wrong = {
-        "JUPYTER_PORT": "99999",
-        "SSH": "perhaps",
-        "JUPYTER_BASE_URL": "http://x",
-        "SSH_PORT": "tcp://10.0.0.1:22",
-    }
-    ran = workplace.run(*(word for name, value in wrong.items() for word in ("-e", f"{name}={value}")))
-
-    assert ran.returncode == 2
-    for name in (
-        "JUPYTER_PORT='99999'",
-        "SSH='perhaps'",
-        "JUPYTER_BASE_URL='http://x'",
-        "nothing was started",
-    ):
-        assert name in ran.stderr
-    assert "SSH_PORT" not in ran.stderr
-    assert "running" not in ran.stderr
-
-
 def test_the_start_prints_its_findings(workplace: Workplace) -> None:
     """The log has the URL, the login, facts about the machine, and warnings with a remedy."""
     with workplace.started("--memory", "900m", "--shm-size", "64m") as container:
@@ -137,14 +106,6 @@ def test_the_start_prints_its_findings(workplace: Workplace) -> None:
             container.says(expected)
 
 
-def test_help_lists_every_variable(workplace: Workplace) -> None:
-    ran = workplace.run(command=["help"])
-
-    assert ran.returncode == 0
-    names = {word for line in ran.stdout.splitlines() for word in re.findall(r"^  ([A-Z_]{2,})", line)}
-    assert {"JUPYTER_TOKEN", "SSH_PUBLIC_KEY", "SSH_HOST_KEYS", "TENSORBOARD_LOGDIR", "TZ"} <= names
-
-
 def test_health_is_whether_jupyter_responds(workplace: Workplace) -> None:
     with workplace.started("--health-interval", "1s", "--health-start-period", "60s") as container:
         container.serves()
@@ -152,12 +113,6 @@ def test_health_is_whether_jupyter_responds(workplace: Workplace) -> None:
 
         done = container.docker("exec", container.name, HEALTHCHECK, check=False)
         assert (done.returncode, done.stderr) == (1, "jupyter: port 8888: timed out\n")
-
-
-def test_a_container_with_a_command_is_always_healthy(workplace: Workplace) -> None:
-    with workplace.started(command=KEEP) as container:
-        container.says("up")
-        container.inside(HEALTHCHECK)
 
 
 def test_a_read_only_root_is_enough(workplace: Workplace) -> None:

@@ -62,35 +62,6 @@ def test_other_tokens_are_refused(container: Container, token: str | None) -> No
     assert get(container, "/lab", token).headers["Location"].startswith("/login")
 
 
-def test_two_containers_have_two_tokens(container: Container, workplace: Workplace) -> None:
-    with workplace.started() as second:
-        assert second.says(TOKEN)[1] != container.says(TOKEN)[1]
-
-
-def test_the_token_is_not_in_the_process_list(container: Container) -> None:
-    assert container.says(TOKEN)[1] not in container.inside("ps", "-eo", "args=")
-
-
-def test_a_token_set_by_the_user(workplace: Workplace) -> None:
-    """It is not in the log, because other people read logs."""
-    token = "of-our-own-and-long-enough"
-    with workplace.started(*PUBLISHED, "-e", f"JUPYTER_TOKEN={token}") as found:
-        found.serves()
-        assert get(found, "/api/contents", token).status_code == 200
-        assert token not in found.logs()
-
-
-@pytest.mark.parametrize("token", ["", "short", "a" * 40, "with spaces in between it"])
-def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str) -> None:
-    """The message does not contain it."""
-    ran = workplace.run("-e", f"JUPYTER_TOKEN={token}")
-
-    assert ran.returncode == 2
-    assert "JUPYTER_TOKEN" in ran.stderr
-    assert not token or token not in ran.stderr
-    assert "is running at" not in ran.stderr
-
-
 @pytest.mark.parametrize("token", ["", pytest.param("short", marks=nightly)])
 def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None:
     """A setting permits it. An empty token disables authentication; the log states this."""
@@ -100,16 +71,6 @@ def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None
         assert get(found, "/api/contents", token or None).status_code == 200
         assert get(found, "/api/contents", "another").status_code == (403 if token else 200)
         assert ("no login" in found.logs()) == (not token)
-
-
-def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
-    """Engines and Kubernetes mount secrets as files."""
-    token = "of-a-mounted-secret-and-long-enough"
-    (shared / "token").write_text(token + "\n")
-    options = ("--volume", f"{shared}:/run/secrets:ro", "-e", "JUPYTER_TOKEN_FILE=/run/secrets/token")
-    with workplace.started(*PUBLISHED, *options) as found:
-        found.serves()
-        assert get(found, "/api/contents", token).status_code == 200
 
 
 @pytest.mark.parametrize("passes_host", [True, pytest.param(False, marks=nightly)])
@@ -128,31 +89,6 @@ def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_hos
             other_origin = {**headers, "Origin": "http://evil.example"}
             url = f"http://{base}/api/kernels"
             assert requests.post(url, headers=other_origin, timeout=300, proxies=DIRECT).status_code == 404
-
-
-def test_tensorboard_if_enabled(workplace: Workplace) -> None:
-    """TensorBoard answers on its port, and the health check covers it."""
-    options = (
-        "--publish",
-        "127.0.0.1::6006",
-        "-e",
-        "TENSORBOARD_LOGDIR=/workspace/runs",
-        "-e",
-        "JUPYTER=off",
-    )
-    with workplace.started(*options) as found:
-        found.serves(r"TensorBoard \S+ at http")
-        url = f"http://127.0.0.1:{found.port(6006)}/data/environment"
-        assert requests.get(url, timeout=300, proxies=DIRECT).json()["data_location"] == "/workspace/runs"
-        assert "jupyter" not in found.inside("ps", "-eo", "args=")
-
-
-def test_another_port(workplace: Workplace) -> None:
-    with workplace.started("--publish", "127.0.0.1::9999", "-e", "JUPYTER_PORT=9999") as found:
-        token = found.says(r"127\.0\.0\.1:9999/lab\?token=(\w+)")[1]
-        found.serves()
-        url = f"http://127.0.0.1:{found.port(9999)}/api/status?token={token}"
-        assert requests.get(url, timeout=300, proxies=DIRECT).status_code == 200
 
 
 def test_a_kernel_runs_the_images_python(container: Container) -> None:

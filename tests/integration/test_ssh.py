@@ -63,12 +63,6 @@ def test_every_kind_of_session_has_the_environment(client: Client, kind: str, us
     assert expected_output(user) in done.stdout.replace("\r", ""), done.stdout
 
 
-def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
-    """sshd cannot pass it on, so the log names the variable."""
-    assert "variables with line breaks are not set in SSH sessions: LINES" in client.container.logs()
-    assert client.ssh("echo ${LINES-none}").stdout == "none\n"
-
-
 @pytest.mark.parametrize("locale", ["de_DE.UTF-8", "UTF-8"])
 def test_the_clients_locale_is_harmless(client: Client, locale: str) -> None:
     """The image does not have the locales that clients send. UTF-8 is the LC_CTYPE of macOS."""
@@ -193,23 +187,6 @@ def test_each_container_has_its_own_host_keys(client: Client, workplace: Workpla
         assert second.inside(*shown) != client.container.inside(*shown)
 
 
-def test_host_keys_outlive_the_container_in_a_volume(workplace: Workplace, tmp_path: Path) -> None:
-    """With a volume, a new container has the same host keys, so clients do not warn of a changed key."""
-    volume = f"keys-{tmp_path.name}-{os.getpid()}"
-    prints = []
-    try:
-        for _ in range(2):
-            options = ("--volume", f"{volume}:/etc/ssh/host_keys", "-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}")
-            with workplace.started(*options) as container:
-                prints.append(container.says(r"host key (SHA256:\S+)")[1])
-                container.says(READY)
-    finally:
-        argv = ["docker", "volume", "rm", volume]
-        subprocess.run(argv, env=dict(workplace.environ), capture_output=True, check=False)
-
-    assert prints[0] == prints[1]
-
-
 def test_the_printed_fingerprint_matches_the_host_key(client: Client, tmp_path: Path) -> None:
     scanned = tmp_path / "scanned"
     argv = ["ssh-keyscan", "-t", "ed25519", "-p", str(client.container.port(22)), "127.0.0.1"]
@@ -262,30 +239,6 @@ def test_the_names_of_providers(workplace: Workplace, tmp_path: Path) -> None:
     assert environment["JUPYTER_PASSWORD"] not in log
     for name, meant in (("SSH_PUBLIC_KEYS", "SSH_PUBLIC_KEY"), ("JUPYTER_TOKN", "JUPYTER_TOKEN")):
         assert f"{name} is not a setting of this image, and was ignored: did you mean {meant}?" in log
-
-
-def test_invalid_keys(workplace: Workplace, tmp_path: Path) -> None:
-    """The log has the line numbers of invalid keys, but not their text. A private key is not accepted."""
-    private, _ = key(tmp_path)
-    for text, message in (
-        ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: not an OpenSSH public key"),
-        (private.read_text(), "SSH_PUBLIC_KEY: this is a private key"),
-    ):
-        with workplace.started("-e", f"SSH_PUBLIC_KEY={text}") as container:
-            container.says("SSH: off: " + message)
-            assert text.splitlines()[-1] not in container.logs()
-
-
-@pytest.mark.parametrize("options", [(), ("-e", "SSH=off", "-e", "SSH_PUBLIC_KEY={key}")])
-def test_without_a_key_there_is_no_ssh(
-    workplace: Workplace, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    """sshd does not run without an authorized key, or if SSH is disabled."""
-    arguments = [word.format(key=key(tmp_path)[1]) for word in options]
-    with workplace.started(*arguments) as container:
-        container.says("SSH: off")
-        container.says("is running at")
-        assert "sshd" not in container.inside("ps", "-eo", "args=")
 
 
 def test_sudo_is_an_option(client: Client, workplace: Workplace, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_wrong_settings_start_nothing() -> None:
         assert lines[number].startswith(f"torchkiln: {name}")
     assert "help" in lines[-1]
     assert len(lines) == 4
-    assert "business" not in done.stderr
+    assert "secret words" not in done.stderr
 
 
 def test_without_a_command_services_are_started() -> None:
