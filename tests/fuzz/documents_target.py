@@ -5,112 +5,30 @@ The other readers are the standard library's and orjson, which is independent (R
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from tests.document_readers import READERS, value_of
 from tests.document_strategies import json_bytes, places
 from tests.fuzz.source import Decisions
-from torchkiln.attest.dsse import decode
-from torchkiln.attest.provenance import origin
-from torchkiln.attest.retraction import reason_of
-from torchkiln.attest.signers import opened
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
-from torchkiln.attest.statement import PAYLOAD_TYPE, parse
-from torchkiln.base import artefact
 from torchkiln.errors import KilnError, printable
-from torchkiln.gate.clearance import decision_of
-from torchkiln.locks import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import wrong_case_keys
-from torchkiln.sbom.listed import listed
-from torchkiln.smoke import report
-from torchkiln.util.places import ROOT
 from torchkiln.util.strict_json import json_of
 
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-_DIGEST = "sha256:" + "a" * 64
-_ENTRY = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": _DIGEST, "size": 7}
-_STATEMENT = {
-    "_type": "https://in-toto.io/Statement/v1",
-    "subject": [{"name": "x", "digest": {"sha256": "a" * 64}}],
-    "predicateType": "urn:torchkiln:retraction:1",
-    "predicate": {"reason": "x", "when": "2026-11-22T17:05:16Z"},
-}
-_ENVELOPE = {
-    "payload": base64.b64encode(json.dumps(_STATEMENT).encode()).decode(),
-    "payloadType": PAYLOAD_TYPE,
-    "signatures": [{"sig": "AAAA", "keyid": "x"}],
-}
-_BUNDLE = {
-    "mediaType": BUNDLE_TYPE,
-    "verificationMaterial": {"publicKey": {"hint": "AAAA"}, "certificate": {"rawBytes": "AAAA"}},
-    "dsseEnvelope": _ENVELOPE,
-}
-_CONFIG = {
-    "architecture": "amd64",
-    "os": "linux",
-    "config": {"Env": ["A=b"], "Cmd": ["x"], "Labels": {"a": "b"}, "User": "0"},
-    "rootfs": {"type": "layers", "diff_ids": [_DIGEST]},
-    "history": [{"created_by": "x"}],
-}
+# fmt: off
 _ODD: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1.5,
-        1 << 63,
-        1 << 64,
-        10**30,
-        float("inf"),
-        float("nan"),
-        "",
-        "\0",
-        "\ud800",
-    ),
-    *("\x1b[2J", "ü", [], {}, [[]], ["x"], {"a": "b"}, [None], {"Layers": []}, "x" * 500, [0] * 50),
+    None, True, False, 0, -1, 1.5, 1 << 63, 1 << 64, 10**30, float("inf"), float("nan"), "", "\0", "\ud800",
+    "\x1b[2J", "ü", [], {}, [[]], ["x"], {"a": "b"}, [None], {"Layers": []}, "x" * 500, [0] * 50,
 )
-
-
-@cache
-def documents() -> tuple[Any, ...]:
-    """Valid documents of every kind that is read from untrusted sources."""
-    files = (
-        f"images/{TAG}/lock.json",
-        "images/base-debian12/base.json",
-        "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json",
-    )
-    index = {"schemaVersion": 2, "manifests": [_ENTRY]}
-    manifest = {"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY}
-    sbom = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "metadata": {"component": {"type": "container"}},
-        "components": [{"name": "x", "version": "1", "purl": "pkg:pypi/x@1"}],
-    }
-    small = (index, manifest, _CONFIG, _STATEMENT, _ENVELOPE, _BUNDLE, sbom)
-    return (*small, *(json.loads((ROOT / file).read_bytes()) for file in files))
-
-
-READERS: tuple[Callable[[bytes], object], ...] = (
-    lock_file.from_json,
-    artefact.from_json,
-    report.from_json,
-    lambda data: decode(data, where="x"),
-    lambda data: opened(data, BUNDLE_TYPE, [], where="x"),
-    lambda data: certificate(data, where="x"),
-    listed,
-    lambda data: [reader(parse(data, where="x"), where="x") for reader in (origin, decision_of, reason_of)],
-)
+# fmt: on
+JSON = {name: reader for name, reader in READERS.items() if not reader.yaml}
+_OF_LOCKS = ("lock", "base", "report")  # a lock is a hundred times longer than other documents
 
 
 def check(data: bytes, _scratch: Path) -> str:
@@ -121,9 +39,9 @@ def check(data: bytes, _scratch: Path) -> str:
 
 def judge(data: bytes) -> str:
     """Compare torchkiln's reader with the standard library and orjson."""
-    # A lock is a hundred times longer than other documents, so only readers of locks get it.
-    for reader in READERS if len(data) < 8192 else READERS[:3]:
-        _read_or_refuse(lambda reader=reader: reader(data))  # type: ignore[misc]
+    for name, reader in JSON.items():
+        if len(data) < 8192 or name in _OF_LOCKS:
+            _read_or_refuse(lambda read=reader.read: read(data))  # type: ignore[misc]
     try:
         value = json_of(data)
     except ValueError:
@@ -144,6 +62,8 @@ def _read_or_refuse(read: Callable[[], object]) -> None:
         read()
     except KilnError as error:
         message = error.message
+    except ValueError as error:
+        message = printable(str(error))
     assert message == printable(message)
     assert len(message) < 200_000
 
@@ -165,7 +85,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 def program(decisions: Decisions) -> bytes:
     """A valid document with up to four changes, and possibly some changed bytes."""
-    changed = copy.deepcopy(decisions.choice(documents()))
+    changed = copy.deepcopy(decisions.choice(tuple(map(value_of, JSON.values()))))
     for _ in range(1 + decisions.number(3)):
         there = list(places(changed))
         if not there:
@@ -195,5 +115,5 @@ def corpus(_scratch: Path) -> list[bytes]:
         b'{"a": 1, "a": 2}',
         b"[[[[]]]]",
     ]
-    raw += [json_bytes(document) for document in documents()[:7]]
+    raw += [reader.sound for reader in JSON.values() if len(reader.sound) < 8192]
     return [b"\x03" + item for item in raw] + [bytes(range(n, n + 40)) for n in range(0, 200, 10)]

@@ -17,7 +17,6 @@ from tests.arranged_documents import TAG
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.hostile_documents import CASES, Ran, page_of, provoke
 from tests.planned import FACTS
-from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import ConfigError, Stale, printable
 from torchkiln.locks import file as lock_file
@@ -30,7 +29,6 @@ from torchkiln.util.places import ROOT
 from torchkiln.util.strict_json import json_of, read_file
 
 LOCK = (ROOT / "images" / TAG / "lock.json").read_bytes()
-BASE = (ROOT / "images/base-debian12/base.json").read_bytes()
 REPORT = (ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes()
 MATRIX = (ROOT / "matrix.yaml").read_text()
 
@@ -315,14 +313,6 @@ def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
         read_file(tmp_path / "big", 1000)
     with pytest.raises(OSError, match="is a device, not a file"):
         read_file(Path("/dev/zero"), 1000)
-
-
-@given(data=st.binary(max_size=100) | mutated(json.loads(BASE)).map(json_bytes))
-@FEW
-def test_a_base_lock_is_read_or_refused(data: bytes) -> None:
-    found = answer(lambda: artefact.from_json(data))
-    if found is not None:
-        assert artefact.from_json(artefact.to_json(found)) == found
 
 
 @given(
