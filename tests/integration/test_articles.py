@@ -104,27 +104,6 @@ def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Pa
     assert (found.startswith("work:"), found.splitlines()[-1]) == (True, "1")
 
 
-def test_ctrl_c_stops_the_container(running: tuple[Container, Path]) -> None:
-    container, _ = running
-    container.says("is running at")
-    container.docker("kill", "--signal", "INT", container.name)
-
-    assert container.code() == 0
-
-
-def test_a_container_in_the_background(workplace: Workplace, name: str) -> None:
-    """docker run -d ... pytorch-cuda:v2.8, then docker logs, exec and stop."""
-    container = Container(name=name, environ=workplace.environ)
-    container.docker("run", "-d", "--name", name, MINOR)
-    try:
-        container.says("is running at")
-        assert container.inside("python", "-c", "import numpy; print(numpy.arange(3).sum())") == "3\n"
-        container.docker("stop", name)
-        assert container.code() == 0
-    finally:
-        container.docker("rm", "--force", "--volumes", name)
-
-
 def test_an_interactive_shell_with_rm(workplace: Workplace, work: Path) -> None:
     """docker run -it --rm --gpus all -v $(pwd):/workspace -p 6006:6006 --shm-size=8g IMAGE bash"""
     line = f"docker run -it --rm -v {work}:/workspace -p 127.0.0.1::6006 --shm-size=8g {IMAGE} bash"
@@ -136,16 +115,6 @@ def test_an_interactive_shell_with_rm(workplace: Workplace, work: Path) -> None:
     assert "train.py" in screen
     assert "add --gpus all" in screen
     assert "/dev/shm has" not in screen
-
-
-def test_a_container_with_the_callers_user_id(workplace: Workplace, work: Path) -> None:
-    """docker run --user $(id -u):$(id -g): files belong to the caller."""
-    os.chown(work, 4711, 4711)
-    options = ("--user", "4711:4711", "--volume", f"{work}:/workspace")
-    ran = workplace.run(*options, command=["sh", "-c", 'python -c \'open("made", "w")\'; id -un'])
-
-    assert (ran.returncode, ran.stdout) == (0, "user\n"), ran.stderr
-    assert (work / "made").stat().st_uid == 4711
 
 
 def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) -> None:

@@ -62,39 +62,6 @@ def test_with_a_working_driver(workplace: Workplace, driver: list[str]) -> None:
     assert "shared memory" in lines["NCCL"]["found"]
 
 
-BROKEN = {
-    "FAKE_INIT=803": ("driver", "driver and library version mismatch", "reboot the host"),
-    "FAKE_INIT=802": ("driver", "system not yet initialized", "nvidia-fabricmanager"),
-    "FAKE_INIT=999": ("driver", "error 999", "dmesg"),
-    "FAKE_INIT=100": ("driver", "no CUDA-capable device", "--gpus all"),
-    "FAKE_INIT=crash": ("driver", "SIGSEGV", "dmesg"),
-    "FAKE_DRIVER=470.57.02": ("driver", "supports CUDA up to 13.0; this image needs driver 525", "update"),
-    "FAKE_CAPABILITY=35": ("GPUs", "Fake H100 (3.5): not supported by this torch", "another torch"),
-    "FAKE_CAPABILITY=120": ("GPUs", "Fake H100 (12.0)", "another torch"),
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_faults_of_a_driver(workplace: Workplace, driver: list[str], fault: str) -> None:
-    """For each kind of fault, `doctor` prints a line and a remedy, and exits with the code of a problem."""
-    about, found, remedy = BROKEN[fault]
-    code, lines = examined(workplace, *driver, "-e", fault)
-
-    assert (code, lines[about]["state"]) == (1, "problem")
-    assert found in lines[about]["found"]
-    assert remedy in lines[about]["remedy"]
-
-
-def test_the_start_warns_of_a_driver_that_is_too_old(workplace: Workplace, driver: list[str]) -> None:
-    """The warning names both versions, and the container continues on the CPU."""
-    options = (*driver, "-e", "FAKE_DRIVER=470.57.02", "-e", "FAKE_CAPABILITY=35")
-    with workplace.started(*options) as container:
-        container.says(r"GPUs: Fake H100, driver 470\.57\.02 \(CUDA 13\.0\)")
-        container.says(r"warning: driver 470\.57\.02 is too old: this image \(CUDA 12\.4\) needs 525\.60\.13")
-        container.says(r"warning: Fake H100 \(compute capability 3\.5\) is not supported by torch 2\.6\.0")
-        container.says("is running at")
-
-
 def test_a_driver_that_hangs_does_not_block(workplace: Workplace, driver: list[str]) -> None:
     with workplace.started(*driver, "-e", "FAKE_INIT=hang") as container:
         container.says("is running at")
@@ -114,12 +81,6 @@ def test_services_are_examined_where_they_run(workplace: Workplace) -> None:
         done = container.docker(*doctor, check=False)
         assert "problem  jupyter    port 8888: " in done.stdout
         assert done.returncode == 1
-
-
-def test_a_mistyped_option(workplace: Workplace) -> None:
-    ran = workplace.run(command=["doctor", "--jsn"])
-
-    assert (ran.returncode, "--jsn" in ran.stderr) == (2, True)
 
 
 @pytest.fixture
@@ -149,35 +110,6 @@ def test_an_image_for_other_gpus_starts_nothing(
     first, second = ran.stderr.splitlines()
     assert "compute capability 9.0 only, and no GPU here can run it: Fake H100 (8.0)" in first
     assert "use the image for all GPUs: 2.6.0-cuda12.1-cudnn9-runtime;" in second
-
-
-@pytest.mark.parametrize(
-    ("environ", "warning"),
-    [
-        (("-e", "FAKE_CAPABILITY=90"), ""),
-        (
-            ("-e", "FAKE_CAPABILITY=80,90", "-e", "FAKE_GPUS=2"),
-            "Fake H100 (compute capability 8.0) cannot be used",
-        ),
-        (("-e", "FAKE_CAPABILITY=80", "-e", "TORCHKILN_ANY_GPU=yes"), "Fake H100"),
-        (("-e", "FAKE_INIT=crash"), ""),
-    ],
-    ids=["its GPU", "one of two", "allowed", "broken driver"],
-)
-def test_an_image_for_these_gpus_starts(
-    workplace: Workplace, driver: list[str], thin: list[str], environ: tuple[str, ...], warning: str
-) -> None:
-    ran = workplace.run(*driver, *thin, *environ, command=["python", "-c", "print('ran')"])
-
-    assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    assert warning in ran.stderr
-    assert bool(ran.stderr) is bool(warning)
-
-
-def test_an_image_for_some_gpus_starts_without_one(workplace: Workplace, thin: list[str]) -> None:
-    ran = workplace.run(*thin, command=["python", "-c", "print('ran')"])
-
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ran\n", "")
 
 
 @pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])

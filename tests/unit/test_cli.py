@@ -309,18 +309,6 @@ def test_verify_distinguishes_user_errors_from_faults(tmp_path: Path) -> None:
         assert isinstance(CliRunner().invoke(verify, [target]).exception, ConfigError)
 
 
-def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) -> None:
-    """The message has all faults that `oci/validate` finds, not only the first one."""
-    layout = build(tmp_path)
-    (layout.path / "index.json").write_text('{"manifests": 1}')
-
-    done = CliRunner().invoke(verify, [f"{layout.path}:a"])
-
-    assert isinstance(done.exception, VerificationFailed)
-    assert "schemaVersion is None" in done.exception.message
-    assert "manifests is not a list" in done.exception.message
-
-
 def test_a_target_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DIR:REF is not split at a colon in the name of an existing folder, or in a digest."""
     monkeypatch.chdir(tmp_path)

@@ -99,25 +99,6 @@ def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> No
     assert re.search("not signed by a trusted key|no trusted|not this image", content), content
 
 
-@pytest.mark.parametrize("as_type", ["application/json", "application/vnd.in-toto+json; v=1"])
-def test_a_payload_that_was_signed_as_something_else(scene: Scene, as_type: str) -> None:
-    scene.publish()
-    content = json.dumps(document(scene, SIGNATURE)).encode()
-    scene.replace(SIGNATURE, resealed(content, as_type=as_type))
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
-def test_a_changed_payload_type(scene: Scene) -> None:
-    """The signature covers the payload type: data that was signed as JSON cannot become a statement."""
-    scene.publish()
-    bundle = json.loads(resealed(json.dumps(document(scene, SIGNATURE)).encode(), as_type="application/json"))
-    bundle["dsseEnvelope"]["payloadType"] = PAYLOAD_TYPE
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
 def test_a_signature_of_only_the_payload(scene: Scene) -> None:
     """It does not cover DSSE's pre-authentication encoding (PAE), which contains the payload type."""
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -131,27 +112,6 @@ def test_a_signature_of_only_the_payload(scene: Scene) -> None:
     bundle["dsseEnvelope"]["signatures"] = [{"sig": base64.b64encode(sig).decode()}]
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
 
-    assert "not signed by a trusted key" in scene.refused()
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_several_signatures(scene: Scene, order: int) -> None:
-    """One signature by a trusted key is enough; other signatures have no effect, even if invalid."""
-    scene.publish()
-    content = json.dumps(document(scene, SIGNATURE)).encode()
-    bundle = json.loads(resealed(content))
-    unknown_key = json.loads(sign(PAYLOAD_TYPE, content, UNKNOWN_KEY))["signatures"]
-    nonsense = {"sig": base64.b64encode(b"\0" * 64).decode(), "keyid": fingerprint(ED.public_key())}
-    bundle["dsseEnvelope"]["signatures"] = [
-        *bundle["dsseEnvelope"]["signatures"],
-        *unknown_key,
-        nonsense,
-    ][::order]
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-    assert scene.verify().exit_code == 0
-
-    bundle["dsseEnvelope"]["signatures"] = [*unknown_key, *unknown_key]
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
     assert "not signed by a trusted key" in scene.refused()
 
 
@@ -236,26 +196,6 @@ def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
         assert "not this image" in str(done.exception)
 
 
-def test_a_report_of_another_lock(scene: Scene) -> None:
-    """The report names this image's digest, but its hash of image.json is that of another lock."""
-    scene.publish()
-    content = scene.publisher.report(scene.image)
-    host = json.loads(content.host) | {"image_json_sha256": "0" * 64}
-    forged = attest(replace(content, host=json.dumps(host)), ED)
-    scene.replace(SMOKE, bundled(forged, fingerprint(ED.public_key()), SMOKE).data)
-
-    assert "the image.json in the image differs from that of the lock" in scene.refused()
-
-
-def test_a_report_whose_subject_and_content_differ(scene: Scene) -> None:
-    scene.publish()
-    content = document(scene, SMOKE)
-    content["predicate"]["image"] = OTHER
-    scene.replace(SMOKE, resealed(json.dumps(content).encode(), key=ED, kind=SMOKE))
-
-    assert "the subject is not the image of the report" in scene.refused()
-
-
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
 def test_a_report_with_a_future_date(scene: Scene, when: str) -> None:
     """A report with a future date would never be too old."""
@@ -270,13 +210,6 @@ def decided(scene: Scene, **change: Any) -> None:
     """Replace the gate's decision by one with changed fields, signed by the publisher."""
     fields = document(scene, CLEARANCE)["predicate"] | change
     scene.replace(CLEARANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, fields)).data)
-
-
-def test_a_decision_that_overrides(scene: Scene) -> None:
-    scene.publish()
-    decided(scene, override="because")
-
-    assert "published with --override: because" in scene.refused()
 
 
 @pytest.mark.parametrize("override", [None, ""])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.keys import ED, P256, UNKNOWN_KEY, public_pem
+from tests.keys import P256, UNKNOWN_KEY, public_pem
 from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server, each_scene
 from tests.publisher import interpreter
 from tests.reports import TAG, found
@@ -106,17 +106,6 @@ def test_a_report_by_another_key(scene: Scene) -> None:
     assert scene.verify("--key", unknown_key).exit_code == 0
 
 
-def test_a_report_for_another_image(scene: Scene) -> None:
-    """The laboratory's key signed it. Someone attached it to this image."""
-    scene.publish()
-    sibling = scene.publisher.build("2")
-    bundle = scene.bundle(SMOKE)
-    bundle["dsseEnvelope"] = json.loads(attest(scene.publisher.report(sibling), ED))
-    scene.replace(SMOKE, json.dumps(bundle).encode())
-
-    assert f"its subject is {sibling.manifest}, not this image" in scene.refused()
-
-
 def test_the_provenance_of_another_image(scene: Scene) -> None:
     """The publisher signed it for this image, but it contains another image's lock."""
     from torchkiln.attest.provenance import provenance
@@ -174,19 +163,6 @@ def test_a_statement_in_spdx_is_not_used(scene: Scene) -> None:
     assert scene.verify("--full").exit_code == 0
     scene.lose(CYCLONEDX)
     assert "sbom: no trusted CycloneDX document found" in scene.refused()
-
-
-def test_a_stale_referrer(each_scene: Scene) -> None:
-    """A listed manifest is deleted, or its blob does not have its digest."""
-    each_scene.publish()
-    name, result = each_scene.attached(SMOKE)
-    if not each_scene.server.behaviour.lists_referrers:
-        deleted = each_scene.there.manifests.pop(name)
-        assert "is listed, but not found" in each_scene.refused()
-        each_scene.there.manifests[name] = deleted
-    blob = result["layers"][0]["digest"]
-    each_scene.there.blobs[blob] = each_scene.there.blobs[blob][:-1]
-    assert "checksum mismatch" in each_scene.refused()
 
 
 def test_unsigned_attachments(scene: Scene) -> None:
