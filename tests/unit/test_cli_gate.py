@@ -135,17 +135,6 @@ def test_trust_demands_a_signature(scene: Scene) -> None:
     assert isinstance(scene.gate([plain], "--trust", key).exception, VerificationFailed)
 
 
-def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
-    text = (ROOT / "matrix.yaml").read_text().replace("tiers: [0, 1]", "tiers: [0, 1, 2]")
-    matrix = scene.file(text.encode(), "matrix.yaml")
-    failed = scene.file(scene.report(found("busbw", "failed", "slow"), verdict="fail"))
-
-    assert scene.gate([failed]).exit_code == 0
-    refused = scene.gate([failed], "--matrix", matrix).exception
-    assert isinstance(refused, GateRefused)
-    assert refused.missing == (("busbw", "failed: slow (report.json)"),)
-
-
 def test_wrong_arguments(scene: Scene) -> None:
     """The folder does not exist, the image has no lock, or the file is not a report."""
     plain = scene.file(scene.report())

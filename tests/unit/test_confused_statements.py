@@ -25,6 +25,7 @@ __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"
 SMOKE = "urn:torchkiln:smoke-report:2"
+Json = dict[str, Any]
 
 
 def document(scene: Scene, kind: str) -> dict[str, Any]:
@@ -46,42 +47,28 @@ def subject(digest: str) -> dict[str, Any]:
     return {"name": TAG, "digest": {"sha256": digest.removeprefix("sha256:")}}
 
 
-FORMS: dict[str, Callable[[dict[str, Any]], bytes]] = {
-    "two subjects": lambda statement_json: json.dumps(
-        {**statement_json, "subject": [*statement_json["subject"], subject(OTHER)]}
-    ).encode(),
-    "no subject": lambda statement_json: json.dumps({**statement_json, "subject": []}).encode(),
-    "another image": lambda statement_json: json.dumps(
-        {**statement_json, "subject": [subject(OTHER)]}
-    ).encode(),
-    "a subject by SHA-512 alone": lambda statement_json: json.dumps(
-        {**statement_json, "subject": [{"name": TAG, "digest": {"sha512": "a" * 128}}]}
-    ).encode(),
-    "a digest in capitals": lambda statement_json: (
-        json.dumps(statement_json)
-        .replace(
-            statement_json["subject"][0]["digest"]["sha256"],
-            statement_json["subject"][0]["digest"]["sha256"].upper(),
-        )
-        .encode()
-    ),
-    "version 0.1 of in-toto": lambda statement_json: json.dumps(
-        {**statement_json, "_type": "https://in-toto.io/Statement/v0.1"}
-    ).encode(),
-    "a _type with a slash": lambda statement_json: json.dumps(
-        {**statement_json, "_type": "https://in-toto.io/Statement/v1/"}
-    ).encode(),
-    "no _type": lambda statement_json: json.dumps(
-        {key: statement_json[key] for key in statement_json if key != "_type"}
-    ).encode(),
-    "subject twice": lambda statement_json: twice(statement_json, "subject", [subject(OTHER)]),
-    "predicateType twice": lambda statement_json: twice(statement_json, "predicateType", "urn:x"),
-    "predicate twice": lambda statement_json: twice(statement_json, "predicate", {}),
-    "another predicateType": lambda statement_json: json.dumps(
-        {**statement_json, "predicateType": "urn:x"}
-    ).encode(),
-    "a list": lambda statement_json: json.dumps([statement_json]).encode(),
-    "two documents": lambda statement_json: json.dumps(statement_json).encode() * 2,
+def changed(**fields: Any) -> Callable[[Json], bytes]:
+    """The statement with other *fields*."""
+    return lambda made: json.dumps({**made, **fields}).encode()
+
+
+FORMS: dict[str, Callable[[Json], bytes]] = {
+    "two subjects": lambda made: changed(subject=[*made["subject"], subject(OTHER)])(made),
+    "no subject": changed(subject=[]),
+    "another image": changed(subject=[subject(OTHER)]),
+    "a subject by SHA-512 alone": changed(subject=[{"name": TAG, "digest": {"sha512": "a" * 128}}]),
+    "a digest in capitals": lambda made: changed(
+        subject=[{"name": TAG, "digest": {"sha256": made["subject"][0]["digest"]["sha256"].upper()}}]
+    )(made),
+    "version 0.1 of in-toto": changed(_type="https://in-toto.io/Statement/v0.1"),
+    "a _type with a slash": changed(_type="https://in-toto.io/Statement/v1/"),
+    "no _type": lambda made: json.dumps({key: made[key] for key in made if key != "_type"}).encode(),
+    "subject twice": lambda made: twice(made, "subject", [subject(OTHER)]),
+    "predicateType twice": lambda made: twice(made, "predicateType", "urn:x"),
+    "predicate twice": lambda made: twice(made, "predicate", {}),
+    "another predicateType": changed(predicateType="urn:x"),
+    "a list": lambda made: json.dumps([made]).encode(),
+    "two documents": lambda made: json.dumps(made).encode() * 2,
 }
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from tests.keys import UNKNOWN_KEY, pem, public_pem
 from tests.published import a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
-from tests.reports import OTHER, TAG, found
+from tests.reports import TAG, found
 from tests.servers.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
 from torchkiln.registry.messages import HttpRequest, HttpResponse
@@ -44,7 +43,6 @@ def valid_report(publisher: Publisher) -> str:
 def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
     """The arguments of `publish` with a report that does not prove the image."""
     image = open_layout(publisher.layout).image(TAG)
-    smoke_report = publisher.report(image)
     lab = ("--trust", str(publisher.folder / "lab.pub.pem"))
     key = ("--key", str(publisher.folder / "publisher.pem"))
     if case == "a check failed":
@@ -52,25 +50,11 @@ def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
         return ("--report", publisher.signed(failed), *lab, *key)
     if case == "no report":
         return key
-    if case == "of another image":
-        other = replace(smoke_report, image=OTHER)
-        return ("--report", publisher.signed(other), *lab, *key)
-    if case == "of the future":
-        return (
-            "--report",
-            publisher.signed(publisher.report(image, when="2999-01-01T00:00:00Z")),
-            *lab,
-            *key,
-        )
-    if case == "unsigned":
-        return ("--report", publisher.write(smoke_report, "plain.json"), *lab, *key)
-    return ("--report", publisher.write(smoke_report, "plain.json"), *key)
+    report = publisher.report(image, when="2999-01-01T00:00:00Z")
+    return ("--report", publisher.signed(report), *lab, *key)
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["a check failed", "no report", "of another image", "of the future", "unsigned", "unsigned, no --trust"],
-)
+@pytest.mark.parametrize("case", ["a check failed", "no report", "of the future"])
 def test_an_unproved_image_is_refused_before_any_request(
     publisher: Publisher, requests: list[str], case: str
 ) -> None:

@@ -296,18 +296,6 @@ def test_a_damaged_copy_of_an_image_is_replaced_and_the_run_passes(scene: SmokeS
     assert not planted.exists()
 
 
-def test_a_report_of_another_machine_counts_only_with_a_signature(scene: SmokeScene) -> None:
-    """The policy has no `accept_unsigned`. The reports are in a folder."""
-    publisher = scene.publisher
-    reports = publisher.folder / "reports"
-    reports.mkdir()
-    publisher.write(publisher.report(scene.image), "reports/one.json")
-    with pytest.raises(GateRefused, match="is not signed"):
-        clear(scene.judge(reports))
-    publisher.keep(publisher.report(scene.image))
-    assert clear(scene.judge(reports)).result.image == scene.image.manifest
-
-
 def test_an_unknown_check_is_a_usage_error(scene: SmokeScene) -> None:
     with pytest.raises(ConfigError, match="no check named nothing-like-it"):
         Checks(suite=load_suite(scene.publisher.suite), only=("nothing-like-it",))

@@ -200,16 +200,6 @@ def test_reports_of_another_suite(scene: Scene) -> None:
     assert "by a different suite than this one" in done.stderr
 
 
-def test_the_policy_is_that_of_the_verifier(scene: Scene) -> None:
-    from torchkiln.util.places import ROOT
-
-    scene.publish()
-    text = (ROOT / "matrix.yaml").read_text().replace("gpus: []", 'gpus: ["10.0"]')
-    policy = scene.publisher.write(text.encode(), "matrix.yaml")
-
-    assert "smoke: GPU 10.0: no run on these GPUs passed" in scene.refused("--policy", policy)
-
-
 def test_the_image_is_rebuilt(scene: Scene) -> None:
     """From the lock in the provenance and the base in the image; no file of the publisher is needed."""
     scene.publish()
