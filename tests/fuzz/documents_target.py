@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from tests.document_readers import READERS, value_of
 from tests.document_strategies import json_bytes, places
 from tests.fuzz.source import Decisions
+from tests.unit.document_readers import READERS, value_of
 from torchkiln.errors import KilnError, printable
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import wrong_case_keys

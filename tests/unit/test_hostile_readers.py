@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.document_readers import READERS, DocumentReader, value_of
 from tests.document_strategies import FEW, VALUES, json_bytes, mutated, spoiled
+from tests.unit.document_readers import READERS, DocumentReader, value_of
 from torchkiln.errors import KilnError, printable
 
 JSON = {name: reader for name, reader in READERS.items() if not reader.yaml}

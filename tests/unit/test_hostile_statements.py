@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import peak
-from tests.document_readers import READERS, value_of
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.keys import P256
 from tests.published import Scene, a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
 from tests.reports import report
 from tests.servers.registry_server import RegistryServer
+from tests.unit.document_readers import READERS, value_of
 from torchkiln.attest.dsse import decode, private_key, public_key
 from torchkiln.attest.provenance import origin
 from torchkiln.attest.roles import KeyInRole
