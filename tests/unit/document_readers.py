@@ -25,7 +25,6 @@ from torchkiln.attest.signers import bundled, opened
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.base import archive, artefact, effects, keeping
-from torchkiln.compare import allowed
 from torchkiln.errors import ConfigError, KilnError, Stale, VerificationFailed
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import clear, judge
@@ -213,12 +212,6 @@ READERS: Mapping[str, DocumentReader] = {
         read=lambda data: mirrors.parse(data, name="x"),
         refusal=ConfigError,
         strict=True,
-        yaml=True,
-    ),
-    "allowed differences": DocumentReader(
-        sound=(ROOT / "torchkiln/data/parity.yaml").read_bytes(),
-        read=_from_file(allowed.read, "list.yaml"),
-        refusal=ConfigError,
         yaml=True,
     ),
 }
