@@ -20,6 +20,7 @@ from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_documents
+from torchkiln.projects.smoke.account import account_of
 from torchkiln.projects.smoke.declared import DECLARED
 from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.smoke.attestation import attest
@@ -65,6 +66,16 @@ class Scene:
         found = self.publisher.report(self.parent, **changes)
         return self.publisher.signed(found, "parent.dsse.json")
 
+    @property
+    def has_packages(self) -> bool:
+        """Whether the project has OS packages."""
+        return bool(account_of(self.image).packages)
+
+    def suite_report(self, of: ImageOnDisk, **changes: Any) -> str:
+        """Write a signed report of the suite in the project's image *of*; returns the file's path."""
+        found = replace(self.publisher.report(self.parent), **{"image": of.manifest, **changes})
+        return self.publisher.signed(found, "suite.dsse.json")
+
     def report(self, of: ImageOnDisk, **changes: Any) -> SmokeReport:
         """A report of the image *of*, in which all checks passed."""
         run = ProjectRun(
@@ -107,7 +118,9 @@ class Scene:
 
     def judged(self, of: ImageOnDisk, **changes: Any) -> tuple[int, str, str]:
         """Run `gate` for *of*; by signed reports, all checks passed in this image and its parent image."""
-        files = (self.parent_report(), self.signed(self.report(of, **changes)))
+        files = [self.parent_report(), self.signed(self.report(of, **changes))]
+        if self.has_packages:
+            files.append(self.suite_report(of))
         reports = [word for file in files for word in ("--report", file)]
         return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
 

@@ -14,19 +14,28 @@ import pytest
 from packageurl import PackageURL
 
 from tests.layers import sha256
+from tests.listeners import SilentSmokeListener
 from tests.oci_samples import Member
-from tests.os_layers import BASE, DEBS, changed, with_packages
+from tests.os_layers import BASE, DEBS, changed, layer_of, with_packages
 from tests.project_gate import Scene, scene
+from tests.project_mutants import in_the_code
 from tests.projects import NAME, TAG, Bench
+from tests.reports import json_lines, report
 from tests.servers.registry_server import RegistryServer
+from tests.unit.test_smoke_session import MATRIX, Scripted, event
 from tests.wheels import make_wheel
 from torchkiln.compare.images import contents_of
+from torchkiln.errors import ConfigError
 from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
 from torchkiln.model.project import PROJECT_JSON, BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.projects import build as project_build
 from torchkiln.projects.gate import read
-from torchkiln.projects.gate.entries import Changes
-from torchkiln.projects.gate.layers import changes
+from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.smoke import session as sessions
+from torchkiln.smoke.run import Checks
+from torchkiln.smoke.session import SmokeRequest, SmokeSession
+from torchkiln.smoke.suite import load_suite
 
 
 @pytest.fixture(scope="module", name="packaged")
@@ -58,23 +67,96 @@ def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
 
 
 def test_many_faults_are_counted(packaged: Scene) -> None:
-    """The message first has one fault of each package, and not all others. The hint names the packages."""
-    files = [Member(name=f"etc/profile.d/{number:02}.sh", data=b"x") for number in range(30)]
-    lists = Member(name="var/lib/dpkg/info/tool.list", data=b"/etc/profile.d/29.sh\n")
+    """The message has the first faults of a layer, and the number of the others."""
+    files = [Member(name=f"srv/{number:02}.sh", data=b"x") for number in range(30)]
 
-    code, out, messages = packaged.judged(changed(*files, lists)(packaged))
+    code, out, messages = packaged.judged(in_the_code(packaged, layer_of(files)))
 
     found = [line for line in messages.splitlines() if line.startswith("  layers: ")]
-    where = "packages may add nothing to /etc/profile.d of the parent image"
     assert (code, out) == (7, "")
-    assert found[0] == f"  layers: etc/profile.d/29.sh: {where} (package tool)"
-    assert found[1] == f"  layers: etc/profile.d/00.sh: {where}"
-    assert found[20:] == ["  layers: 10 more faults of OS packages"]
-    assert "remove the packages with these files from `apt`" in messages
+    assert found[:2] == ["  layers: srv: outside of /app", "  layers: srv/00.sh: outside of /app"]
+    assert found[20:] == ["  layers: 11 more like these"]
+
+
+def test_a_privileged_program_is_refused(packaged: Scene) -> None:
+    """Also in the layer that a build made: tests as root do not show what such a program allows."""
+    for member in (
+        Member(name="usr/bin/su2", data=b"x", mode=0o4755),
+        Member(name="usr/bin/ping", data=b"x", mode=0o755, xattrs=("security.capability",)),
+    ):
+        with patch.object(read, "_build_faults", lambda *_: ()):
+            code, _, messages = packaged.judged(changed(member)(packaged))
+        assert code == 7
+        assert f"  layers: {member.name}: a privileged program" in messages
+        assert "remove what is listed above" in messages
+
+
+def test_os_packages_require_a_report_of_the_suite_in_this_image(packaged: Scene) -> None:
+    """The reports of the parent image are not enough; the message says what to run."""
+    files = (packaged.parent_report(), packaged.signed(packaged.report(packaged.image)))
+    reports = [word for file in files for word in ("--report", file)]
+    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
+
+    code, _, messages = packaged.gate(NAME, *reports, *trust)
+
+    assert code == 7
+    assert "  OS packages: reports of the parent image do not prove that torch works with them" in messages
+    assert (
+        f"run the missing checks on a host with 1 GPU: torchkiln smoke {NAME} --tier 1 --report" in messages
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"findings": report().findings[:2]}, "in this image: cuda: not run: no report contains it"),
+        ({"tag": NAME}, f"in this image: suite.dsse.json: has the tag {NAME}"),
+        (
+            {"suite": Digest("sha256:" + "9" * 64)},
+            "in this image: suite.dsse.json: was made by another suite",
+        ),
+        ({"image": Digest("sha256:" + "9" * 64)}, "in this image: suite.dsse.json: is a report of another"),
+    ],
+)
+def test_reports_of_the_suite_that_do_not_count(packaged: Scene, changes: dict[str, Any], fault: str) -> None:
+    files = (
+        packaged.parent_report(),
+        packaged.signed(packaged.report(packaged.image)),
+        packaged.suite_report(packaged.image, **changes),
+    )
+    reports = [word for file in files for word in ("--report", file)]
+    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
+
+    code, _, messages = packaged.gate(NAME, *reports, *trust)
+
+    assert code == 7
+    assert f"  {fault}" in messages, messages
+
+
+def test_the_suite_runs_in_the_image_of_a_project(packaged: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks that compare an image with the lock of its cell, which are of tier 0."""
+    publisher, listener = packaged.publisher, SilentSmokeListener()
+    suite = load_suite(publisher.suite)
+    of_image = [replace(check, of_image=check.id == "import") for check in suite.checks]
+    files = {**suite.files, "requirements.txt": b""}
+    checks = Checks(suite=replace(suite, checks=tuple(of_image), files=files), tier=1)
+    runtime = Scripted(json_lines(*(event(name) for name in ("compile-cpu", "cuda", "bf16"))))
+    monkeypatch.setitem(RUNTIMES, "scripted", runtime)  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: publisher.folder)
+    images = publisher.folder / "images"
+    session = SmokeSession(images=images, matrix=lambda: MATRIX, store=publisher.store, listener=listener)
+
+    found = session.run(NAME, packaged.small.layout, SmokeRequest(checks=checks, runtime="scripted"))
+
+    assert (found.image, found.tag, found.verdict) == (packaged.image.manifest, TAG, "pass")
+    assert {finding.id for finding in found.findings} == {"compile-cpu", "cuda", "bf16"}
+    request = SmokeRequest(checks=replace(checks, only=("import",)), runtime="scripted")
+    with pytest.raises(ConfigError, match="--only import: compares an image with the lock of its cell"):
+        session.run(NAME, packaged.small.layout, request)
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:
-    """The gate then treats the layer of OS packages as a layer of code, and refuses it."""
+    """No build has made an image with this project.json."""
     top = packaged.layer(
         Member(name="etc/"), Member(name="etc/torchkiln/"), Member(name=PROJECT_JSON, data=unlisted(packaged))
     )
@@ -83,8 +165,7 @@ def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene
     code, _, messages = packaged.judged(image)
 
     assert code == 7
-    assert "  layers: etc/ld.so.cache: outside of /app and /opt/venv\n" in messages
-    assert messages.count(": outside of ") == 20
+    assert "  layers: this machine has no record of a build" in messages
 
 
 def unlisted(there: Scene) -> bytes:
@@ -108,27 +189,30 @@ def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
     for code, text in (alone, beside):
         assert code == 0, text
         assert "CycloneDX matches the image" in text
-    assert "and the other layers do not change it" in beside[1]
+    assert "and the code does not change it; the publisher's gate compared the packages" in beside[1]
+    assert "and 4 of them also in this image" in alone[1]
 
 
 def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
     """A publisher could sign a decision for an image that the gate refuses; `verify --full` detects it."""
-    image = changed(Member(name="etc/profile.d/x.sh", data=b"x"))(packaged)
-    reports = (packaged.parent_report(), packaged.signed(packaged.report(image)))
-    with RegistryServer() as server, patch.object(read, "changes", harmless):
-        for ref, files in ((TAG, reports[:1]), ("mutant", reports)):
-            code, _, messages = published(packaged, server, ref=ref, reports=files)
-            assert code == 0, messages
-        with patch.object(read, "changes", changes):
-            code, text = verified(packaged, server)
+    image = changed(Member(name="usr/bin/su2", data=b"x", mode=0o4755))(packaged)
+    reports = (
+        packaged.parent_report(),
+        packaged.signed(packaged.report(image)),
+        packaged.suite_report(image),
+    )
+    with RegistryServer() as server:
+        with (
+            patch.object(read, "_build_faults", lambda *_: ()),
+            patch.object(read, "package_faults", lambda *_: ()),
+        ):
+            for ref, files in ((TAG, reports[:1]), ("mutant", reports)):
+                code, _, messages = published(packaged, server, ref=ref, reports=files)
+                assert code == 0, messages
+        code, text = verified(packaged, server)
 
     assert code == 12
-    assert "below: etc/profile.d/x.sh: packages may add nothing to /etc/profile.d" in text
-
-
-def harmless(*layers: Any) -> Changes:
-    """The changes that *layers* make, without their faults; used in place of the gate's `changes`."""
-    return replace(changes(*layers), faults=())
+    assert "below: usr/bin/su2: a privileged program" in text
 
 
 def published(
@@ -136,7 +220,11 @@ def published(
 ) -> tuple[int, str, str]:
     """Run `publish`, by default with signed reports of both images."""
     folder = there.publisher.folder
-    files = reports or (there.parent_report(), there.signed(there.report(there.image)))
+    files = reports or (
+        there.parent_report(),
+        there.signed(there.report(there.image)),
+        *([there.suite_report(there.image)] if there.has_packages else ()),
+    )
     named = [word for file in files for word in ("--report", file)]
     target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
     keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
@@ -206,7 +294,7 @@ def a_scene_with_other_wheels(tmp_path_factory: pytest.TempPathFactory) -> Scene
 
 
 def test_wheels_that_no_index_has_are_cleared(sourced: Scene) -> None:
-    """The gate checks them by RECORD and project.json, like wheels of an index."""
+    """The gate compares their layers with those of the build, like wheels of an index."""
     code, out, messages = sourced.judged(sourced.image)
 
     assert (code, out) == (0, f"{sourced.image.manifest}\n"), messages

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+
 import pytest
 
 from tests.project_gate import Scene, scene
-from tests.project_mutants import MUTANTS, adds, on_top, with_label
+from tests.project_mutants import ELSEWHERE, IN_APP, MUTANTS, adds, in_its_own_layer, in_the_code, with_label
 from tests.projects import NAME, TAG
 from torchkiln.model.project import PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.opening import open_layer
@@ -16,10 +19,13 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return scene(tmp_path_factory.mktemp("mutants"))
 
 
+LAYERS = {**{name: layer for name, (layer, _) in IN_APP.items()}, **ELSEWHERE}
+
+
 def test_the_image_itself_is_cleared(there: Scene) -> None:
-    """It is also cleared with one more harmless layer of code: the gate does not refuse every change."""
+    """It is also cleared with more harmless code: the gate does not refuse every change."""
     assert there.judged(there.image)[0] == 0
-    code, _, messages = there.judged(on_top(adds("app/lib/more.py"))(there))
+    code, _, messages = there.judged(in_the_code(there, adds("app/lib/more.py")))
     assert code == 0, messages
 
 
@@ -30,7 +36,63 @@ def test_a_mutant_is_refused(there: Scene, name: str) -> None:
     code, out, messages = there.judged(make(there))
 
     assert (code, out) == (7, ""), messages
-    assert f"  {fault}" in messages or f"  layers: {fault}" in messages, messages
+    assert f"  {fault}" in messages, messages
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_no_build_made_is_refused(there: Scene, name: str) -> None:
+    image = in_its_own_layer(there, LAYERS[name])
+
+    code, out, messages = there.judged(image)
+
+    number, added = len(image.layers) - 1, image.layers[-2].diff_id
+    assert (code, out) == (7, ""), messages
+    assert (
+        f"  layers: layer {number} is {added[:19]}; in the image that this machine built, it does not exist"
+        in messages
+    ), messages
+
+
+@pytest.mark.parametrize("name", IN_APP)
+def test_code_is_refused(there: Scene, name: str) -> None:
+    layer, fault = IN_APP[name]
+
+    code, out, messages = there.judged(in_the_code(there, layer))
+
+    assert (code, out) == (7, ""), messages
+    assert f"  layers: {fault}" in messages, messages
+    assert "this machine" not in messages.partition("build the project again")[0], messages
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_entries_outside_of_the_code_are_refused(there: Scene, name: str) -> None:
+    with tarfile.open(fileobj=io.BytesIO(ELSEWHERE[name])) as tar:
+        path = tar.getnames()[-1]
+
+    code, out, messages = there.judged(in_the_code(there, ELSEWHERE[name]))
+
+    assert (code, out) == (7, ""), messages
+    [line] = {line for line in messages.splitlines() if line.startswith(f"  layers: {path}: ")}
+    reasons = ("outside of /app", "a whiteout: code cannot", "belongs to 1000:0", "is a folder with the mode")
+    assert line.partition(f"{path}: ")[2].startswith(reasons)
+
+
+def test_an_image_that_this_machine_did_not_build(there: Scene) -> None:
+    """Its packages are unknown; a build on this machine, which changes nothing, makes them known."""
+    [record] = (there.publisher.store.root / "records/projects").glob("*.json")
+    data = record.read_bytes()
+    record.unlink()
+    try:
+        code, _, messages = there.judged(there.image)
+    finally:
+        record.write_bytes(data)
+
+    assert code == 7
+    assert (
+        "  layers: this machine has no record of a build from which the layers of packages are known"
+        in messages
+    )
+    assert "build the project on this machine, from its lock, and use that image: torchkiln build" in messages
 
 
 def test_a_label_that_names_another_parent_image(there: Scene) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,12 +12,10 @@ from unittest.mock import patch
 import pytest
 
 from tests.project_gate import Scene, finding, scene
-from tests.project_mutants import MUTANTS
+from tests.project_mutants import adds, in_the_code
 from tests.projects import NAME, TAG
 from tests.servers.registry_server import RegistryServer
 from torchkiln.projects.gate import read
-from torchkiln.projects.gate.entries import Changes
-from torchkiln.projects.gate.layers import changes
 from torchkiln.sbom.listed import listed
 
 DATED = f"{NAME}-20261122"
@@ -139,20 +136,20 @@ def test_verify_reads_the_parent_image_if_it_is_there(there: Scene, server: Regi
     count = len(there.parent.layers)
     assert f"is verified; its layers are the lowest {count} of this image" in beside[1]
     assert full[0] == 0, full[1]
-    assert f"the lowest {count} of this image, and the other layers do not change it" in full[1]
+    assert f"the lowest {count} of this image, and the code does not change it; the publisher's" in full[1]
     assert without[0] == 12
     assert "below: signatures: not signed by a trusted key" in without[1]
 
 
 def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
-    """A publisher can sign a decision for an image that the gate refuses; `--full` compares the layers."""
+    """A publisher can sign a decision for an image that the gate refuses; `--full` reads the code."""
     folder = there.publisher.folder
     keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
     target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
-    image = MUTANTS["torch.py in /app"][0](there)
+    image = in_the_code(there, adds("app/torch.py"))
     reports = ("--report", there.parent_report(), "--report", there.signed(there.report(image)))
     for ref, files in ((TAG, reports[:2]), ("mutant", reports)):
-        with patch.object(read, "changes", harmless):
+        with patch.object(read, "code_faults", lambda *_: ()):
             code, _, messages = there.run("publish", ref, *target, *keys, *files)
         assert code == 0, messages
 
@@ -161,11 +158,6 @@ def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: Reg
     assert quick[0] == 0, quick[1]
     assert full[0] == 12
     assert "below: app/torch.py: would be imported in place of torch" in full[1]
-
-
-def harmless(*layers: Any) -> Changes:
-    """The changes that *layers* make, without their faults; used in place of the gate's `changes`."""
-    return replace(changes(*layers), faults=())
 
 
 def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:

@@ -134,9 +134,9 @@ def test_the_gate_finds_no_fault(scene: Scene) -> None:
     found = read_evidence(project, images.store)
 
     assert found.layer_faults == ()
-    assert found.changes.faults == ()
-    assert found.changes.added == ("einops 2.0", "six 2.0")
-    assert found.changes.replaced == ("six",)
+    assert found.build_faults == ()
+    assert found.added == ("einops 2.0", "six 2.0")
+    assert found.replaced == ("six",)
 
 
 def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(

@@ -130,3 +130,10 @@ def test_paragraphs() -> None:
     for wrong, base_files in faults.items():
         with pytest.raises(ValueError, match=base_files):
             list(paragraphs(wrong.split("\n")))
+
+
+def test_long_fields_are_read_in_linear_time() -> None:
+    """If each line were joined to the text before it, terabytes would be copied."""
+    [fields] = paragraphs(["Package: x", "Description: y", *(300_000 * [" z" * 20])])
+
+    assert len(fields["description"]) == len("y") + 300_000 * 40

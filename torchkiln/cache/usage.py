@@ -34,7 +34,7 @@ LEFTOVERS = "leftovers"
 # Records of what can be read again from an index, or from the layers.
 _PASSING = (
     *("pages", "urls", "metadata", "beside", "libraries", "own-wheels", "git"),
-    *("evidence", "agreed", "contents", "hashes", "effects", "symbols", "locks"),
+    *("evidence", "agreed", "contents", "hashes", "effects", "projects", "symbols", "locks"),
 )
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "blobs": ("blobs/sha256/*",),

@@ -11,7 +11,7 @@ from torchkiln import __version__
 from torchkiln.attest.publication import PUBLICATION
 from torchkiln.attest.statement import Statement, payload, statement
 from torchkiln.errors import KilnError, VerificationFailed
-from torchkiln.gate.gate import ClearedImage, ProjectProof
+from torchkiln.gate.gate import ClearedImage, GateResult, ProjectProof
 from torchkiln.locks.lock import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedCell
@@ -106,30 +106,34 @@ def clearance(cleared: ClearedImage) -> Statement:
 
 def project_json(project: ProjectProof) -> dict[str, Any]:
     """The digests of the reports that prove the parent image, and what no report proves."""
-    below = project.below
     return {
-        "below": {
-            "tag": below.tag,
-            "digest": below.image,
-            "layers": project.layers,
-            "suite": below.suite,
-            "passed": list(below.passed),
-            "not_applicable": dict(below.left_out),
-            "gpus": list(below.gpus),
-            "reports": [
-                {
-                    "when": signed_report.report.when,
-                    "verdict": signed_report.report.verdict,
-                    "gpus": below.gpus_of(signed_report.report),
-                    "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
-                    "signers": list(signed_report.signers),
-                }
-                for signed_report in below.counted
-            ],
-        },
+        "below": {**_cited(project.below), "layers": project.layers},
+        **({"in_image": _cited(project.in_image)} if project.in_image else {}),
         "test": list(project.test),
         "added": list(project.added),
         "not_proved": not_proved(project),
+    }
+
+
+def _cited(result: GateResult) -> dict[str, Any]:
+    """The checks that passed, and the digests of the reports with them."""
+    return {
+        "tag": result.tag,
+        "digest": result.image,
+        "suite": result.suite,
+        "passed": list(result.passed),
+        "not_applicable": dict(result.left_out),
+        "gpus": list(result.gpus),
+        "reports": [
+            {
+                "when": signed_report.report.when,
+                "verdict": signed_report.report.verdict,
+                "gpus": result.gpus_of(signed_report.report),
+                "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
+                "signers": list(signed_report.signers),
+            }
+            for signed_report in result.counted
+        ],
     }
 
 

@@ -112,9 +112,10 @@ class GateResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectProof:
-    """What the proof of the parent image covers in a project's image, and what nothing proves (ADR 43)."""
+    """What the proof of the parent image covers in a project's image, and what nothing proves (ADR 58)."""
 
     below: GateResult  # of the parent image, by its own reports
+    in_image: GateResult | None  # of the suite in a project's image; None: no OS packages, so not required
     layers: int  # number of the parent image's layers, which are the lowest of the project's image
     added: tuple[str, ...]  # packages of the project, "datasets 4.8.5"
     os_packages: tuple[str, ...]  # of the distribution, by project.json, "libxcb1 1.15-1"
@@ -123,8 +124,7 @@ class ProjectProof:
     variables: tuple[str, ...]  # names of environment variables that the parent image does not have
     may_lack: tuple[str, ...]  # libraries and packages that `--allow-missing` named
     test: tuple[str, ...]  # the command of the project's own test
-    changed: bool  # the layers or the configuration change what the proof of the parent image covers
-    changed_by_packages: bool = False  # the layer of OS packages changes it, too
+    hint: str  # what to do if the layers or the configuration are refused; empty: they are not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,15 +162,13 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
     if (project := result.project) is None:
         yield from commands(result.needed, given)
         return
-    if project.changed_by_packages:
-        yield (
-            "in the project's settings, remove the packages with these files from `apt`; then lock and build"
-            " the project again; or push it without the gate: torchkiln push"
-        )
-    elif project.changed:
-        yield "remove what is listed above, and build the project again: torchkiln project build DIR"
-    elif any(status.lacks for status in result.statuses) or result.signed_reports:
+    if project.hint:
+        yield f"{project.hint}; or push it without the gate: torchkiln push"
+        return
+    if any(status.lacks for status in result.statuses) or result.signed_reports:
         yield from commands(result.needed, given)
+    if project.in_image is not None and project.in_image.missing:
+        yield from commands(project.in_image.needed, given)
     if project.below.missing:
         yield from commands(project.below.needed, given)
 

@@ -28,6 +28,7 @@ from torchkiln.model.progress import Reporting
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.apt.os_layers import layers_of, own_paths
 from torchkiln.projects.apt.os_packages import ensure_apt
+from torchkiln.projects.built_layers import remember_layers
 from torchkiln.projects.code import ProjectCode
 from torchkiln.projects.effect import Effect, effect_of
 from torchkiln.projects.file import FILE
@@ -107,7 +108,7 @@ def build_project(
         draft = plan_project(parent, project, code, Effect())
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
         final = plan_project(parent, project, code, effect, source.settings)
-        built = _image(final, layout, environment, options, made)
+        built = _image(final, layout, environment, options, effect, made)
     own = time.monotonic() - started
     seconds = (*below.seconds[:-1], ("project", own), ("total", below.seconds[-1][1] + own))
     image = replace(built.image, base_moved=below.image.base_moved)
@@ -142,7 +143,7 @@ def rebuild_project(
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
     final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
-        built = _image(final, layout, environment, options)
+        built = _image(final, layout, environment, options, before.effect)
     image = replace(built.image, base_moved=before.built.image.base_moved)
     seconds = (("total", time.monotonic() - started),)
     return replace(
@@ -158,9 +159,10 @@ def _image(
     layout: Path,
     environment: Environment,
     options: BuildOptions,
+    effect: Effect,
     made: Collection[str] = (),
 ) -> image_build.BuildResult:
-    """Build the project's own image, under its name.
+    """Build the project's own image, under its name, and record its layers for the gate.
 
     :param made: titles of layers that this run has made, so that they do not count as reused.
     """
@@ -174,6 +176,7 @@ def _image(
     )
     reused = tuple(title for title in built.reused if title not in made)
     remember_image(environment.store, built.image, final, reused)
+    remember_layers(environment.store, final, built.image, effect.overwritten)
     return replace(built, reused=reused)
 
 

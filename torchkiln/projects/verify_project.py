@@ -1,7 +1,7 @@
 """Verifies the image of a project in a registry, from its manifest, config and statements.
 
 The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
-gate states that the project's layers do not change the parent image (ADR 43). The project's own report is
+gate states that the project's layers do not change the parent image (ADR 58). The project's own report is
 evaluated again.
 """
 
@@ -45,6 +45,7 @@ _SCHEMA: dict[str, Any] = {
                 "reports": {"type": "array"},
             },
         },
+        "in_image": {"type": "object", "required": ["passed"], "properties": {"passed": _STRINGS}},
     },
 }
 
@@ -60,10 +61,11 @@ def verify_project(
     """Verify *image*, the image of a project, by its *statements*; *tag* is the name to verify, or None."""
     policy = replace(criteria.policy, signed=signed, accept_unsigned=not signed, report_age=0, suites=())
     try:
-        below, test, override = _decided(statements)
+        decided, override = _decided(statements)
     except KilnError as error:
         yield Point("gate", False, error.message)
         return
+    below = decided["below"]
     cited = f"{below['tag']}@{below['digest']}"
     if labels(image).get(PARENT_LABEL) != cited:
         yield Point(
@@ -76,8 +78,10 @@ def verify_project(
         count = len(below["reports"])
         cites = "its report is" if count == 1 else f"its {count} reports are"
         passed = f"which passed {len(below['passed'])} checks on {gpus}"
+        if "in_image" in decided:
+            passed += f", and {len(decided['in_image']['passed'])} of them also in this image"
         yield Point("gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read")
-    yield _of_reports(statements, cited, test, policy, criteria.at)
+    yield _of_reports(statements, cited, decided["test"], policy, criteria.at)
 
     def differences(data: bytes) -> list[str]:
         found = listed(data).image
@@ -89,8 +93,8 @@ def verify_project(
         yield _of_name(statements, tag, labels(image).get(LABEL, ""))
 
 
-def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
-    """From the gate's decision: facts of the parent image, the test's command, and the reason of an override.
+def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], str | None]:
+    """The part of the gate's decision that is about the project, and the reason of an override.
 
     :raises VerificationFailed: there is no trusted decision about the image of a project.
     """
@@ -102,7 +106,7 @@ def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str],
     content = statement.content.get("project")
     if wrong := sentences(content, _SCHEMA, "clearance: project"):
         raise VerificationFailed("\n".join(wrong))
-    return content["below"], content["test"], last.override
+    return content, last.override
 
 
 def _of_reports(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -35,7 +35,8 @@ from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
 from torchkiln.smoke.run import Checks, SmokeSubject, not_run, passed_on, smoke
-from torchkiln.smoke.verification import verification
+from torchkiln.smoke.suite import Suite
+from torchkiln.smoke.verification import Verification, verification, verified_tree
 from torchkiln.store.store import Store
 
 _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared hosts
@@ -74,11 +75,15 @@ class SmokeSession:
     def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
         """Run the checks of *request* in the image *ref* (tag or digest) of *layout*; None: its only image.
 
-        :raises ConfigError: there is no such image, or it is the image of a project.
+        In the image of a project, only checks that do not compare it with the lock of its cell run.
+
+        :raises ConfigError: there is no such image, or *request* names a check that cannot run in it.
         :raises Stale: there is no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
-        image, tag, locked = image_and_lock(ref, layout, self.images, self.store)
+        image, tag, locked = image_and_lock(ref, layout, self.images, self.store, projects=True)
+        if of_project := PARENT_LABEL in labels(image):
+            request = replace(request, checks=_in_project(request.checks))
         start, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
         days = self.matrix().policy.age
         question = _question(image, request)
@@ -91,7 +96,11 @@ class SmokeSession:
             locked, container_config(image), tag=tag, lock_digest=digest, manifest=image.manifest
         )
         in_engine = RUNTIMES[request.runtime].in_engine
-        seen = verification(image, locked, self.store, self.listener, in_engine=in_engine)
+        if of_project:
+            when_verified = verified_tree(image, self.store, self.listener, in_engine=in_engine)[1]
+            seen = Verification(faults=(), when=when_verified)
+        else:
+            seen = verification(image, locked, self.store, self.listener, in_engine=in_engine)
         subject = SmokeSubject(
             image=image.manifest,
             tag=tag,
@@ -154,22 +163,43 @@ def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
 
 
 def image_and_lock(
-    ref: str | None, layout: Path, images: Path, store: Store
+    ref: str | None, layout: Path, images: Path, store: Store, *, projects: bool = False
 ) -> tuple[ImageOnDisk, str, LockedCell]:
     """The image *ref* of *layout* (None: its only image), its tag, and its lock, as `lock_of` finds it.
 
+    :param projects: it may be the image of a project; then tag and lock are those of its parent image.
     :raises ConfigError: there is no such image, or it is the image of a project.
     :raises Stale: there is no lock for it.
     """
     image = open_layout(layout).image(ref)
-    if parent := labels(image).get(PARENT_LABEL):
+    parent = labels(image).get(PARENT_LABEL, "").partition("@")[0]
+    if parent and not projects:
         raise ConfigError(
-            f"{image.ref} is the image of a project: the checks of the suite run only in images of cells",
-            hint="for the project's checks: torchkiln project smoke DIR; for those of the parent image:"
-            f" torchkiln smoke {parent.partition('@')[0]}",
+            f"{image.ref} is the image of a project: this works only for images of cells",
+            hint=f"name the parent image: {parent}",
         )
-    tag = tag_in(image) or image.ref
+    tag = parent or tag_in(image) or image.ref
     return image, tag, lock_of(image, tag, layout, images, store)
+
+
+def of_projects(suite: Suite) -> Suite:
+    """*suite* without the checks that compare an image with the lock of its cell."""
+    return replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
+
+
+def _in_project(checks: Checks) -> Checks:
+    """*checks* without those that cannot run in the image of a project.
+
+    :raises ConfigError: `checks.only` names one that cannot run.
+    """
+    possible = [check.id for check in checks.selected if not check.of_image]
+    if refused := sorted({check.id for check in checks.selected} - set(possible) if checks.only else ()):
+        raise ConfigError(
+            f"--only {', '.join(refused)}: compares an image with the lock of its cell, which the image of a"
+            " project has not",
+            hint="for the project's own checks: torchkiln smoke --project DIR",
+        )
+    return replace(checks, only=tuple(possible))
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:

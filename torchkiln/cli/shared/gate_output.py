@@ -103,6 +103,9 @@ def show(result: GateResult) -> None:
         click.echo(printable(f"\nthe project: {result.tag}  {result.image}"), err=True)
     _show(result)
     if result.project is not None:
+        if result.project.in_image is not None:
+            click.echo("\nchecks of the suite in this image, because it has OS packages", err=True)
+            _show(result.project.in_image)
         for what, names in not_proved(result.project).items():
             more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
             text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +13,24 @@ from torchkiln.model.project import APP, LABEL, PARENT_LABEL
 _OWN = ("Env", "Cmd", "WorkingDir", "Labels")  # these have rules of their own; the other fields must be equal
 _NAMED = ("org.opencontainers.image.title", "org.opencontainers.image.version", LABEL)
 _UNTRUSTED = "torchkiln.untrusted"
-# Variables that name programs, libraries or code that torch, CUDA, NCCL, triton or libc load. A project may
-# set them, but then the gate refuses its image.
-_LOADS = re.compile(
-    r"CUDA_(INJECTION.*|HOME|PATH|ROOT)|NVBIT_.*|NCCL_(NET|TUNER|PROFILER|PLUGIN).*|NVSHMEM_.*PLUGIN.*"
-    r"|(CC|CXX|CUDAHOSTCXX)|TRITON_(.*_PATH|PLUGIN.*)|TORCH_DEVICE_BACKEND_AUTOLOAD"
-    r"|TORCHINDUCTOR_(?!CACHE_DIR$).*"
-    r"|GCONV_PATH|LOCPATH|OPENSSL_.*|MALLOC_.*"
+# Names of variables that projects may add: of applications, and of switches and numbers that select no code.
+# Not PYTHONWARNINGS, which imports modules, nor folders of compiled kernels, such as TRITON_CACHE_DIR.
+_VARIABLES = re.compile(
+    r"(APP|HF|HYDRA|TRANSFORMERS|DIFFUSERS|WANDB|MLFLOW|COMET|CLEARML|NEPTUNE|RAY|MAMBA|TQDM)_[A-Z0-9_]+"
+    r"|PYTHON(UNBUFFERED|HASHSEED|FAULTHANDLER|DONTWRITEBYTECODE)|TOKENIZERS_PARALLELISM|TZ"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|NCCL_DEBUG|TORCH_(HOME|SHOW_CPP_STACKTRACES)"
+    r"|CUDA_(DEVICE_ORDER|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)|CUBLAS_WORKSPACE_CONFIG"
+    r"|PYTORCH_(CUDA_)?ALLOC_CONF"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigRules:
-    """The required values of the configuration, and the variables that it must not have."""
+    """The required values of the configuration."""
 
     name: str  # of the project
     parent: str  # TAG@DIGEST of the parent image
     has_source: bool  # the image has files in /app/src
-    is_protected: Callable[[str], bool]  # whether projects cannot set the variable of this name
 
     @property
     def path(self) -> str:
@@ -72,23 +72,19 @@ def _labels(own: Mapping[str, str], theirs: Mapping[str, str], rules: ConfigRule
 
 
 def _env(own: list[str], theirs: list[str], rules: ConfigRules) -> Iterator[str]:
-    values, below = ([line.partition("=")[::2] for line in lines] for lines in (own, theirs))
-    there, seen = dict(below), set[str]()
-    for name, value in values:
+    expected = dict(line.partition("=")[::2] for line in theirs) | {"PYTHONPATH": rules.path}
+    seen = set[str]()
+    for line in own:
+        name, _, value = line.partition("=")
         if name in seen:
             yield f"Env has {name} twice"
         seen.add(name)
-        if name == "PYTHONPATH":
-            if value != rules.path:
-                yield f"PYTHONPATH is {_shown(value)}, not {rules.path}"
-        elif name in there:
-            if value != there[name]:
-                yield f"{name} is {_shown(value)}; the parent image has {_shown(there[name])}"
-        elif rules.is_protected(name):
-            yield f"Env has {name}, which no project can set"
-        elif _LOADS.fullmatch(name):
-            yield f"Env has {name}, which selects programs or libraries that torch loads"
-    yield from (f"Env lacks {name}" for name in [*there, "PYTHONPATH"] if name not in seen)
+        if name in expected:
+            if value != expected[name]:
+                yield f"{name} is {_shown(value)}, not {expected[name]}"
+        elif not _VARIABLES.fullmatch(name):
+            yield f"Env has {name}: set it when the container starts, or give it a name that begins with APP_"
+    yield from (f"Env lacks {name}" for name in expected if name not in seen)
 
 
 def _shown(value: Any) -> str:

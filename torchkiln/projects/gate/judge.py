@@ -1,6 +1,6 @@
 """The gate for a project's image: the parent image must pass by its own reports, and must not be changed.
 
-docs/adr/0043-the-gate-of-a-project.md says what this proves, and what it does not. Pure.
+ADR 58 (docs/adr) says what this proves, and what it does not. Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from torchkiln.gate.check_status import check_status
 from torchkiln.gate.gate import GateResult, ProjectProof, request_faults
-from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import SignedReport
 from torchkiln.projects.gate.config import ConfigRules, added_variables, config_faults
-from torchkiln.projects.gate.entries import Changes
 from torchkiln.projects.gate.reports import Reported, report_faults
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.smoke.suite import Suite
+
+_BUILD = "torchkiln build --project DIR"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,40 +26,45 @@ class ProjectEvidence:
     """What the gate read of a project's image."""
 
     about: Reported
+    added: tuple[str, ...]  # wheels, by project.json, "datasets 4.8.5"
     os_packages: tuple[str, ...]  # "git-lfs 3.3.0-1", by project.json
+    replaced: tuple[str, ...]  # packages of the parent image, and sentences about overwritten files
     config: Mapping[str, Any] = field(repr=False)  # the whole JSON document of the project's image
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
-    layer_faults: tuple[str, ...]  # why the lowest layers are not those of the parent image
+    layer_faults: tuple[str, ...]  # why entries or layers are refused
+    build_faults: tuple[str, ...]  # why the layers below the code are not those that this machine built
     count: int  # number of layers of the parent image
-    changes: Changes
+
+    @property
+    def config_faults(self) -> tuple[str, ...]:
+        """How the configuration breaks the rules."""
+        return tuple(config_faults(self.config, self.below_config, self.rules))
 
 
 def judge_project(
     evidence: ProjectEvidence,
     below: GateResult,
+    in_image: GateResult | None,
     signed_reports: Sequence[SignedReport],
-    policy: Policy,
     suite: Suite,
     *,
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> GateResult:
-    """Check the image of a project against *policy*, which is the policy for the parent image.
+    """Check the image of a project against the policy for its parent image.
 
     :param below: the gate's result for the parent image, by its own reports.
-    :param signed_reports: those of the project's image.
+    :param in_image: as in `ProjectProof`.
+    :param signed_reports: those of the project's checks.
     :param suite: the checks of a project.
     :param nonce: every report of the project's image must have it; None: any nonce, or none.
     :param at: the current time; None: reports may have any age.
     """
-    about, changes = evidence.about, evidence.changes
-    missing = [(f"{below.tag}: {what}", why) for what, why in below.missing]
-    image = [("layers", text) for text in _layer_faults(evidence)]
-    image += [
-        ("config", text) for text in config_faults(evidence.config, evidence.below_config, evidence.rules)
-    ]
-    missing += image
+    about, policy = evidence.about, below.policy
+    image = [("layers", text) for text in (*evidence.layer_faults, *evidence.build_faults)]
+    image += [("config", text) for text in evidence.config_faults]
+    missing = [(f"{below.tag}: {what}", why) for what, why in below.missing] + image
     checks = (check for check in suite.checks if check.id != TEST or about.test)
     reports = [(signed_report, dict[str, Any]()) for signed_report in signed_reports]
     statuses = tuple(check_status(check, reports, suite, required=True) for check in checks)
@@ -70,6 +75,7 @@ def judge_project(
         ]
         missing += [(signed_report.name, text) for text in faults]
     missing += [(status.check, text) for status in statuses for text in status.lacks]
+    missing += _of_tiers(in_image)
     runs = [signed.report.project for signed in signed_reports if signed.report.project]
     return GateResult(
         tag=about.name,
@@ -81,20 +87,33 @@ def judge_project(
         signed_reports=tuple(signed_reports),
         project=ProjectProof(
             below=below,
+            in_image=in_image,
             layers=evidence.count,
-            added=changes.added,
+            added=evidence.added,
             os_packages=evidence.os_packages,
-            replaced=changes.replaced,
-            at_start=changes.at_start,
+            replaced=evidence.replaced,
+            at_start=about.at_start,
             variables=added_variables(evidence.config, evidence.below_config),
             may_lack=tuple(sorted({name for run in runs for name in run.may_lack})),
             test=about.test,
-            changed=bool(image),
-            changed_by_packages=changes.of_system,
+            hint=_hint(evidence) if image else "",
         ),
     )
 
 
-def _layer_faults(evidence: ProjectEvidence) -> Iterator[str]:
-    yield from evidence.layer_faults
-    yield from evidence.changes.faults
+def _hint(evidence: ProjectEvidence) -> str:
+    if len(evidence.build_faults) < len(evidence.layer_faults) + len(evidence.config_faults):
+        return f"remove what is listed above, and build the project again: {_BUILD}"
+    return f"build the project on this machine, from its lock, and use that image: {_BUILD} --output LAYOUT"
+
+
+def _of_tiers(in_image: GateResult | None) -> Iterator[tuple[str, str]]:
+    """What is missing of the suite's checks in the image of a project with OS packages."""
+    if in_image is not None and not in_image.signed_reports:
+        yield (
+            "OS packages",
+            "reports of the parent image do not prove that torch works with them, and there is no report of"
+            " tiers 0 and 1 in this image",
+        )
+    elif in_image is not None:
+        yield from ((f"in this image: {what}", why) for what, why in in_image.missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from torchkiln.projects.gate.judge import judge_project
 from torchkiln.projects.gate.read import ProjectImage, project_image, read_evidence
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.projects.smoke.suite import project_suite
-from torchkiln.smoke.session import image_and_lock
+from torchkiln.smoke.session import image_and_lock, of_projects
+
+_TIERS = (0, 1)  # of the suite, in the image of a project with OS packages
 
 
 def judge_image(inputs: GateInputs, ref: str | None, layout: Path, images: Path) -> GateResult:
@@ -46,11 +49,27 @@ def judge_by_reports(inputs: GateInputs, project: ProjectImage, images: Path) ->
     own = [
         found for found in inputs.reports_for(image, locked, images)[0] if found.report.image not in proving
     ]
+    in_image = None
+    if project.account.packages:
+        of_suite = [found for found in own if found.report.project is None]
+        own = [found for found in own if found.report.project is not None]
+        in_image = replace(
+            judge(
+                of_suite,
+                replace(policy, tiers=_TIERS, checks=()),
+                locked,
+                of_projects(inputs.suite),
+                image=image,
+                nonce=inputs.nonce,
+                at=at,
+            ),
+            tag=project.account.name,
+        )
     return judge_project(
         evidence,
         judge(of_below, policy, locked, inputs.suite, image=below, earlier=earlier, at=at),
+        in_image,
         own,
-        policy,
         project_suite(),
         nonce=inputs.nonce,
         at=at,

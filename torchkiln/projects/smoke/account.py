@@ -1,10 +1,11 @@
 """Reads what the image of a project states about itself: the parent image, its packages, its settings.
 
-The builder of the image wrote these statements; the gate compares them with the layers (`gate/project`).
+The builder of the image wrote these statements; the gate compares them with the record of a build (ADR 58).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,9 @@ class ProjectAccount:
     wheels: tuple[AccountWheel, ...]
     removed: tuple[str, ...]  # packages of the parent image that the project's wheels replace
     packages: tuple[AccountPackage, ...]
+    at_start: tuple[str, ...]  # files that Python runs at each start: "x.pth of x"
     settings: ProjectSettings
+    sha256: str  # of project.json, hex
     files: int  # number of files in the layer with the project's code, without project.json
 
 
@@ -154,7 +157,9 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         ),
         removed=tuple(document["removed"]),
         packages=codec.typed(tuple[AccountPackage, ...], document.get("apt", {"packages": ()})["packages"]),
+        at_start=tuple(document["at_start"]),
         settings=settings_from(read),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
         files=contents.files - 1,
     )
 
