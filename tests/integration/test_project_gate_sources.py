@@ -14,28 +14,16 @@ import pytest
 from packageurl import PackageURL
 
 from tests.layers import sha256
-from tests.listeners import SilentSmokeListener
 from tests.oci_samples import Member
-from tests.os_layers import BASE, DEBS, changed, layer_of, with_packages
+from tests.os_layers import BASE, DEBS, changed, with_packages
 from tests.project_gate import Scene, scene
-from tests.project_mutants import in_the_code
 from tests.projects import NAME, TAG, Bench
-from tests.reports import json_lines, report
 from tests.servers.registry_server import RegistryServer
-from tests.unit.test_smoke_session import MATRIX, Scripted, event
 from tests.wheels import make_wheel
-from torchkiln.compare.images import contents_of
-from torchkiln.errors import ConfigError
 from torchkiln.model.cell import Source
-from torchkiln.model.digest import Digest
-from torchkiln.model.project import PROJECT_JSON, BuiltFrom, GitCommit, Origin, ProjectLock
+from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.projects import build as project_build
 from torchkiln.projects.gate import read
-from torchkiln.runtimes.table import RUNTIMES
-from torchkiln.smoke import session as sessions
-from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import SmokeRequest, SmokeSession
-from torchkiln.smoke.suite import load_suite
 
 
 @pytest.fixture(scope="module", name="packaged")
@@ -64,116 +52,6 @@ def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
         "not proved: libraries that may be missing, and packages that may lack libraries: libx.so.1\n"
         in messages
     )
-
-
-def test_many_faults_are_counted(packaged: Scene) -> None:
-    """The message has the first faults of a layer, and the number of the others."""
-    files = [Member(name=f"srv/{number:02}.sh", data=b"x") for number in range(30)]
-
-    code, out, messages = packaged.judged(in_the_code(packaged, layer_of(files)))
-
-    found = [line for line in messages.splitlines() if line.startswith("  layers: ")]
-    assert (code, out) == (7, "")
-    assert found[:2] == ["  layers: srv: outside of /app", "  layers: srv/00.sh: outside of /app"]
-    assert found[20:] == ["  layers: 11 more like these"]
-
-
-def test_a_privileged_program_is_refused(packaged: Scene) -> None:
-    """Also in the layer that a build made: tests as root do not show what such a program allows."""
-    for member in (
-        Member(name="usr/bin/su2", data=b"x", mode=0o4755),
-        Member(name="usr/bin/ping", data=b"x", mode=0o755, xattrs=("security.capability",)),
-    ):
-        with patch.object(read, "_build_faults", lambda *_: ()):
-            code, _, messages = packaged.judged(changed(member)(packaged))
-        assert code == 7
-        assert f"  layers: {member.name}: a privileged program" in messages
-        assert "remove what is listed above" in messages
-
-
-def test_os_packages_require_a_report_of_the_suite_in_this_image(packaged: Scene) -> None:
-    """The reports of the parent image are not enough; the message says what to run."""
-    files = (packaged.parent_report(), packaged.signed(packaged.report(packaged.image)))
-    reports = [word for file in files for word in ("--report", file)]
-    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
-
-    code, _, messages = packaged.gate(NAME, *reports, *trust)
-
-    assert code == 7
-    assert "  OS packages: reports of the parent image do not prove that torch works with them" in messages
-    assert (
-        f"run the missing checks on a host with 1 GPU: torchkiln smoke {NAME} --tier 1 --report" in messages
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"findings": report().findings[:2]}, "in this image: cuda: not run: no report contains it"),
-        ({"tag": NAME}, f"in this image: suite.dsse.json: has the tag {NAME}"),
-        (
-            {"suite": Digest("sha256:" + "9" * 64)},
-            "in this image: suite.dsse.json: was made by another suite",
-        ),
-        ({"image": Digest("sha256:" + "9" * 64)}, "in this image: suite.dsse.json: is a report of another"),
-    ],
-)
-def test_reports_of_the_suite_that_do_not_count(packaged: Scene, changes: dict[str, Any], fault: str) -> None:
-    files = (
-        packaged.parent_report(),
-        packaged.signed(packaged.report(packaged.image)),
-        packaged.suite_report(packaged.image, **changes),
-    )
-    reports = [word for file in files for word in ("--report", file)]
-    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
-
-    code, _, messages = packaged.gate(NAME, *reports, *trust)
-
-    assert code == 7
-    assert f"  {fault}" in messages, messages
-
-
-def test_the_suite_runs_in_the_image_of_a_project(packaged: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks that compare an image with the lock of its cell, which are of tier 0."""
-    publisher, listener = packaged.publisher, SilentSmokeListener()
-    suite = load_suite(publisher.suite)
-    of_image = [replace(check, of_image=check.id == "import") for check in suite.checks]
-    files = {**suite.files, "requirements.txt": b""}
-    checks = Checks(suite=replace(suite, checks=tuple(of_image), files=files), tier=1)
-    runtime = Scripted(json_lines(*(event(name) for name in ("compile-cpu", "cuda", "bf16"))))
-    monkeypatch.setitem(RUNTIMES, "scripted", runtime)  # type: ignore[arg-type]
-    monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: publisher.folder)
-    images = publisher.folder / "images"
-    session = SmokeSession(images=images, matrix=lambda: MATRIX, store=publisher.store, listener=listener)
-
-    found = session.run(NAME, packaged.small.layout, SmokeRequest(checks=checks, runtime="scripted"))
-
-    assert (found.image, found.tag, found.verdict) == (packaged.image.manifest, TAG, "pass")
-    assert {finding.id for finding in found.findings} == {"compile-cpu", "cuda", "bf16"}
-    request = SmokeRequest(checks=replace(checks, only=("import",)), runtime="scripted")
-    with pytest.raises(ConfigError, match="--only import: compares an image with the lock of its cell"):
-        session.run(NAME, packaged.small.layout, request)
-
-
-def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:
-    """No build has made an image with this project.json."""
-    top = packaged.layer(
-        Member(name="etc/"), Member(name="etc/torchkiln/"), Member(name=PROJECT_JSON, data=unlisted(packaged))
-    )
-    image = packaged.mutant(order=lambda rows: [*rows[:-1], top])
-
-    code, _, messages = packaged.judged(image)
-
-    assert code == 7
-    assert "  layers: this machine has no record of a build" in messages
-
-
-def unlisted(there: Scene) -> bytes:
-    """project.json without the OS packages."""
-    contents = contents_of(there.image.layers[-1], PROJECT_JSON.__eq__)
-    document = json.loads(contents.texts[PROJECT_JSON])
-    assert [package["name"] for package in document.pop("apt")["packages"]] == ["libxfake1", "tool"]
-    return json.dumps(document).encode()
 
 
 def test_os_packages_are_published_and_verified(packaged: Scene) -> None:

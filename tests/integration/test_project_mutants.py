@@ -77,24 +77,6 @@ def test_entries_outside_of_the_code_are_refused(there: Scene, name: str) -> Non
     assert line.partition(f"{path}: ")[2].startswith(reasons)
 
 
-def test_an_image_that_this_machine_did_not_build(there: Scene) -> None:
-    """Its packages are unknown; a build on this machine, which changes nothing, makes them known."""
-    [record] = (there.publisher.store.root / "records/projects").glob("*.json")
-    data = record.read_bytes()
-    record.unlink()
-    try:
-        code, _, messages = there.judged(there.image)
-    finally:
-        record.write_bytes(data)
-
-    assert code == 7
-    assert (
-        "  layers: this machine has no record of a build from which the layers of packages are known"
-        in messages
-    )
-    assert "build the project on this machine, from its lock, and use that image: torchkiln build" in messages
-
-
 def test_a_label_that_names_another_parent_image(there: Scene) -> None:
     """The label and project.json name different parent images."""
     image = with_label(PARENT_LABEL, f"{TAG}@{there.image.manifest}")(there)

@@ -10,15 +10,17 @@ import pytest
 from torchkiln.model.project import PROJECT_JSON
 from torchkiln.oci.layer_index import IndexedEntry, TreeItem
 from torchkiln.oci.tar_reader import TarEntry
-from torchkiln.projects.gate.names import (
+from torchkiln.projects.gate.read import _required
+from torchkiln.projects.gate.rules import (
+    Below,
+    code_faults,
     distribution_of,
     loaded_groups,
     module_of,
+    package_faults,
     regular_module_of,
     starts,
 )
-from torchkiln.projects.gate.read import _required
-from torchkiln.projects.gate.rules import Below, code_faults, package_faults
 from torchkiln.wheel.install import Scheme
 
 SITE = "opt/venv/lib/python3.11/site-packages"

@@ -64,6 +64,7 @@ IMPURE: Mapping[str, str] = {
     "projects/gate/session.py": "reads reports and layers, at this moment",
     "projects/gate/read.py": "reads the layers of an image",
     "projects/gate/read_layer.py": "reads the layers of an image",
+    "projects/gate/rules.py": "decides about the entries of a tar, which oci reads",
     "locks/choice.py": "names the settings of an index",
     "locks/folder.py": "reads the locks of bases and tools",
     "locks/session.py": "asks the indexes",

@@ -15,6 +15,7 @@ from torchkiln.gate.gate import ClearedImage, GateResult, ProjectProof
 from torchkiln.locks.lock import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
 from torchkiln.smoke.attestation import statement_of
 from torchkiln.smoke.suite import SuiteCheck
 from torchkiln.util.schema import sentences
@@ -87,15 +88,7 @@ def clearance(cleared: ClearedImage) -> Statement:
             }
             for status in result.statuses
         ],
-        "reports": [
-            {
-                "verdict": signed_report.report.verdict,
-                "when": signed_report.report.when,
-                "gpus": result.gpus_of(signed_report.report),
-                "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
-            }
-            for signed_report in result.counted
-        ],
+        "reports": [_cited_report(result, signed_report) for signed_report in result.counted],
     }
     if result.earlier:  # `verify` computes the GPU stack again, from the locks
         predicate["locks"] = [to_json(other.locked).decode() for other in result.earlier]
@@ -125,15 +118,19 @@ def _cited(result: GateResult) -> dict[str, Any]:
         "not_applicable": dict(result.left_out),
         "gpus": list(result.gpus),
         "reports": [
-            {
-                "when": signed_report.report.when,
-                "verdict": signed_report.report.verdict,
-                "gpus": result.gpus_of(signed_report.report),
-                "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
-                "signers": list(signed_report.signers),
-            }
+            {**_cited_report(result, signed_report), "signers": list(signed_report.signers)}
             for signed_report in result.counted
         ],
+    }
+
+
+def _cited_report(result: GateResult, signed_report: SignedReport) -> dict[str, Any]:
+    report = signed_report.report
+    return {
+        "verdict": report.verdict,
+        "when": report.when,
+        "gpus": result.gpus_of(report),
+        "sha256": hashlib.sha256(payload(statement_of(report))).hexdigest(),
     }
 
 

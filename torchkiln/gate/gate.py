@@ -167,10 +167,9 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
         return
     if any(status.lacks for status in result.statuses) or result.signed_reports:
         yield from commands(result.needed, given)
-    if project.in_image is not None and project.in_image.missing:
-        yield from commands(project.in_image.needed, given)
-    if project.below.missing:
-        yield from commands(project.below.needed, given)
+    for other in (project.in_image, project.below):
+        if other is not None and other.missing:
+            yield from commands(other.needed, given)
 
 
 def override(result: GateResult, reason: str) -> ClearedImage:

@@ -7,8 +7,7 @@ from torchkiln.projects.bill import bill_of_project
 from torchkiln.projects.gate.read import project_image
 from torchkiln.projects.gate.session import judge_by_reports
 from torchkiln.projects.smoke.account import is_project
-from torchkiln.projects.verify_below import verify_below
-from torchkiln.projects.verify_project import verify_project
+from torchkiln.projects.verify_project import verify_below, verify_project
 from torchkiln.publishing.names import names_of_project
 from torchkiln.publishing.session import Candidate, PublishSession, PublishTarget
 

@@ -1,31 +1,40 @@
-"""Verifies the image of a project in a registry, from its manifest, config and statements.
+"""Verifies the image of a project in a registry, and its parent image if the repository also has it.
 
-The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
+From manifests, configs and statements; the layers are read only with --full. The signed decision of the
 gate states that the project's layers do not change the parent image (ADR 58). The project's own report is
 evaluated again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.errors import KilnError, VerificationFailed, printable
 from torchkiln.gate.check_status import check_status
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.gate.gate import request_faults
 from torchkiln.matrix.policy import Policy
-from torchkiln.model.project import LABEL, PARENT_LABEL
-from torchkiln.oci.labels import labels
+from torchkiln.model.digest import parse_digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import APP, LABEL, PARENT_LABEL
+from torchkiln.oci.labels import container_config, labels
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.projects.gate.config import ConfigRules, config_faults
+from torchkiln.projects.gate.read import ProjectImage, prefix_faults, read_evidence
+from torchkiln.projects.smoke.account import account_of
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.projects.smoke.suite import project_suite
 from torchkiln.publishing.attached import AttachedStatements, Point, of_sbom, reports_in
-from torchkiln.publishing.verify import VerifyCriteria
+from torchkiln.publishing.verify import Verification, VerifyCriteria
+from torchkiln.registry import pulling
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke.attestation import PREDICATE
+from torchkiln.store.store import Store
 from torchkiln.util.schema import sentences
 
 _STRINGS = {"type": "array", "items": {"type": "string"}}
@@ -140,3 +149,56 @@ def _of_name(statements: AttachedStatements, tag: str, name: str) -> Point:
         return Point("name", True, f"{name} was published as {tag}")
     listed_names = ", ".join(sorted(names)) or "no name"
     return Point("name", False, f"{name} was published as {listed_names}, not as {tag}: the tag was moved")
+
+
+def verify_below(
+    reading: RepositoryReader,
+    image: ImageOnDisk,
+    folder: Path,
+    verify: Callable[[ImageOnDisk], Verification],
+    store: Store | None = None,
+) -> Iterator[Point]:
+    """Verify the parent of *image*, a project's image, and that its layers are the lowest of *image*.
+
+    :param folder: for the documents of the parent image.
+    :param verify: verifies an image of the repository.
+    :param store: a cache for lists of files. With it, the layers of *image*, which must be downloaded and
+        verified, are compared as by the gate. None: the layers are not compared.
+    :raises RegistryError: a request failed.
+    """
+    label = labels(image).get(PARENT_LABEL, "")
+    try:
+        digest = parse_digest(label.partition("@")[2])
+    except ValueError:
+        yield Point("below", False, f"the label names no image: {printable(label[:300])!r}")
+        return
+    found = reading.manifest(digest)
+    if found is None:
+        yield Point("below", True, f"{label} is not in this repository: its reports were not read")
+        return
+    below = pulling.documents(reading, found, folder, "below")
+    env = container_config(image).get("Env") or []
+    rules = ConfigRules(
+        name=labels(image).get(LABEL, ""),
+        parent=f"{label.partition('@')[0]}@{below.manifest}",
+        has_source=f"PYTHONPATH=/{APP}:/{APP}/src" in env,  # the gate compared it with the layers
+    )
+    faults = [*prefix_faults(image, below), *config_faults(image.config, below.config, rules)]
+    result = verify(below)
+    faults += [f"{point.what}: {point.text}" for point in result.points if not point.good]
+    text = f"{label} is verified; its layers are the lowest {len(below.layers)} of this image"
+    if store is not None and result.origin is not None and not faults:
+        faults += _layer_faults(image, below, result.origin.locked, store)
+        text += ", and the code does not change it; the publisher's gate compared the packages with a build"
+    yield Point("below", not faults, "\n".join(faults) or text)
+
+
+def _layer_faults(image: ImageOnDisk, below: ImageOnDisk, locked: LockedCell, store: Store) -> list[str]:
+    """What the gate would refuse in *image*, without a record of its build; *below* is its parent image."""
+    on_disk = replace(below, layers=image.layers[: len(below.layers)])
+    try:
+        project = ProjectImage(image=image, account=account_of(image), below=on_disk, locked=locked)
+        evidence = read_evidence(project, store)
+    except KilnError as error:
+        return [error.message]
+    return [*evidence.layer_faults, *evidence.config_faults]

@@ -35,8 +35,7 @@ from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
 from torchkiln.smoke.run import Checks, SmokeSubject, not_run, passed_on, smoke
-from torchkiln.smoke.suite import Suite
-from torchkiln.smoke.verification import Verification, verification, verified_tree
+from torchkiln.smoke.verification import verification
 from torchkiln.store.store import Store
 
 _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared hosts
@@ -75,15 +74,19 @@ class SmokeSession:
     def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
         """Run the checks of *request* in the image *ref* (tag or digest) of *layout*; None: its only image.
 
-        In the image of a project, only checks that do not compare it with the lock of its cell run.
+        In a project's image, checks that compare an image with its lock do not run: it has none of a cell.
 
-        :raises ConfigError: there is no such image, or *request* names a check that cannot run in it.
+        :raises ConfigError: there is no such image, or no such check.
         :raises Stale: there is no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
         image, tag, locked = image_and_lock(ref, layout, self.images, self.store, projects=True)
         if of_project := PARENT_LABEL in labels(image):
-            request = replace(request, checks=_in_project(request.checks))
+            suite = request.checks.suite
+            suite = replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
+            checks = replace(request.checks, suite=suite)
+            only = tuple(check.id for check in checks.selected)
+            request = replace(request, checks=replace(checks, only=only))
         start, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
         days = self.matrix().policy.age
         question = _question(image, request)
@@ -96,11 +99,8 @@ class SmokeSession:
             locked, container_config(image), tag=tag, lock_digest=digest, manifest=image.manifest
         )
         in_engine = RUNTIMES[request.runtime].in_engine
-        if of_project:
-            when_verified = verified_tree(image, self.store, self.listener, in_engine=in_engine)[1]
-            seen = Verification(faults=(), when=when_verified)
-        else:
-            seen = verification(image, locked, self.store, self.listener, in_engine=in_engine)
+        own = None if of_project else locked
+        seen = verification(image, own, self.store, self.listener, in_engine=in_engine)
         subject = SmokeSubject(
             image=image.manifest,
             tag=tag,
@@ -180,26 +180,6 @@ def image_and_lock(
         )
     tag = parent or tag_in(image) or image.ref
     return image, tag, lock_of(image, tag, layout, images, store)
-
-
-def of_projects(suite: Suite) -> Suite:
-    """*suite* without the checks that compare an image with the lock of its cell."""
-    return replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
-
-
-def _in_project(checks: Checks) -> Checks:
-    """*checks* without those that cannot run in the image of a project.
-
-    :raises ConfigError: `checks.only` names one that cannot run.
-    """
-    possible = [check.id for check in checks.selected if not check.of_image]
-    if refused := sorted({check.id for check in checks.selected} - set(possible) if checks.only else ()):
-        raise ConfigError(
-            f"--only {', '.join(refused)}: compares an image with the lock of its cell, which the image of a"
-            " project has not",
-            hint="for the project's own checks: torchkiln smoke --project DIR",
-        )
-    return replace(checks, only=tuple(possible))
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:

@@ -92,27 +92,22 @@ def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateI
 
 
 def show(result: GateResult) -> None:
-    """Print the reports with their signers, then the checks, a line each, on stderr.
-
-    For the image of a project, print those of the parent image first, and at the end what is not proved.
-    """
-    if result.project is not None:
-        below = result.project.below
-        click.echo(printable(f"the parent image: {below.tag}  {below.image}"), err=True)
-        show(below)
-        click.echo(printable(f"\nthe project: {result.tag}  {result.image}"), err=True)
-    _show(result)
-    if result.project is not None:
-        if result.project.in_image is not None:
-            click.echo("\nchecks of the suite in this image, because it has OS packages", err=True)
-            _show(result.project.in_image)
-        for what, names in not_proved(result.project).items():
-            more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
-            text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"
-            click.echo(printable(text), err=True)
+    """Print reports with their signers, and checks, on stderr; of a project first those of its parent."""
+    if (project := result.project) is None:
+        _show(result)
+        return
+    _show(project.below, f"the parent image: {project.below.tag}  {project.below.image}\n")
+    _show(result, f"\nthe project: {result.tag}  {result.image}\n")
+    if project.in_image is not None:
+        _show(project.in_image, "\nthe suite in this image, because it has OS packages\n")
+    for what, names in not_proved(project).items():
+        more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
+        text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"
+        click.echo(printable(text), err=True)
 
 
-def _show(result: GateResult) -> None:
+def _show(result: GateResult, title: str = "") -> None:
+    click.echo(printable(title), err=True, nl=False)
     numbers = {}
     carried = (signed_report for other in result.earlier for signed_report in other.reports)
     for number, signed_report in enumerate((*result.signed_reports, *carried), start=1):

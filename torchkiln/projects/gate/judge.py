@@ -5,20 +5,34 @@ ADR 58 (docs/adr) says what this proves, and what it does not. Pure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from torchkiln.errors import printable
 from torchkiln.gate.check_status import check_status
 from torchkiln.gate.gate import GateResult, ProjectProof, request_faults
-from torchkiln.model.report import SignedReport
+from torchkiln.model.digest import Digest
+from torchkiln.model.report import Finding, ProjectRun, SignedReport
 from torchkiln.projects.gate.config import ConfigRules, added_variables, config_faults
-from torchkiln.projects.gate.reports import Reported, report_faults
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.smoke.suite import Suite
 
 _BUILD = "torchkiln build --project DIR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """What a report must be about."""
+
+    name: str  # of the project
+    image: Digest
+    parent: str  # the tag of the parent image
+    parent_image: Digest
+    test: tuple[str, ...]  # the command in the settings in the image
+    at_start: tuple[str, ...]  # .pth files in the layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +84,7 @@ def judge_project(
     statuses = tuple(check_status(check, reports, suite, required=True) for check in checks)
     for signed_report in signed_reports:
         faults = [
-            *report_faults(signed_report, about),
+            *_report_faults(signed_report, about),
             *request_faults(signed_report, replace(policy, suites=()), suite, nonce, at),
         ]
         missing += [(signed_report.name, text) for text in faults]
@@ -117,3 +131,36 @@ def _of_tiers(in_image: GateResult | None) -> Iterator[tuple[str, str]]:
         )
     elif in_image is not None:
         yield from ((f"in this image: {what}", why) for what, why in in_image.missing)
+
+
+def _report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[str]:
+    """Why a report is not of the image of the project."""
+    report = signed_report.report
+    if report.image != expected.image:
+        yield f"is a report of another image: {report.image}, not {expected.image}"
+        return
+    if (run := report.project) is None:
+        yield "is a report about the image of a cell, not about that of a project"
+        return
+    if report.tag != expected.name:
+        yield f"has the tag {report.tag}"
+    if (run.parent, run.parent_image) != (expected.parent, expected.parent_image):
+        yield (
+            f"names another parent image: {run.parent}@{run.parent_image}, not"
+            f" {expected.parent}@{expected.parent_image}"
+        )
+    for finding in report.findings:
+        yield from _finding_faults(finding, run, expected)
+    unnamed = sorted(set(expected.at_start) - set(run.at_start))
+    if unnamed:
+        yield f"does not name files that Python runs at each start: {', '.join(unnamed)}"
+
+
+def _finding_faults(finding: Finding, run: ProjectRun, expected: Reported) -> Iterator[str]:
+    if finding.id == TEST and run.test != expected.test:
+        ran = printable(" ".join(run.test))[:200] or "none"
+        yield f"ran a different test than that of the image's settings: {ran}"
+    if finding.id == "import" and finding.outcome == "passed":
+        imported = json.loads(finding.measured).get("packages")
+        if imported != len(run.named):
+            yield f"names {len(run.named)} packages, but imported {imported}"

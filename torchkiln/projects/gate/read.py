@@ -26,11 +26,9 @@ from torchkiln.projects.built_layers import BuiltLayers, built_layers
 from torchkiln.projects.effect import fixed_modules
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.gate.config import ConfigRules
-from torchkiln.projects.gate.judge import ProjectEvidence
-from torchkiln.projects.gate.names import regular_module_of
+from torchkiln.projects.gate.judge import ProjectEvidence, Reported
 from torchkiln.projects.gate.read_layer import UpperLayer, read_layer
-from torchkiln.projects.gate.reports import Reported
-from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults
+from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults, regular_module_of
 from torchkiln.projects.installed import files_of_records
 from torchkiln.projects.smoke.account import ProjectAccount, account_of
 from torchkiln.runtimes.layer_indexes import tree_of

@@ -13,7 +13,7 @@ from torchkiln.projects.gate.judge import judge_project
 from torchkiln.projects.gate.read import ProjectImage, project_image, read_evidence
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.projects.smoke.suite import project_suite
-from torchkiln.smoke.session import image_and_lock, of_projects
+from torchkiln.smoke.session import image_and_lock
 
 _TIERS = (0, 1)  # of the suite, in the image of a project with OS packages
 
@@ -49,25 +49,17 @@ def judge_by_reports(inputs: GateInputs, project: ProjectImage, images: Path) ->
     own = [
         found for found in inputs.reports_for(image, locked, images)[0] if found.report.image not in proving
     ]
-    in_image = None
+    in_image, suite = None, inputs.suite
     if project.account.packages:
         of_suite = [found for found in own if found.report.project is None]
         own = [found for found in own if found.report.project is not None]
-        in_image = replace(
-            judge(
-                of_suite,
-                replace(policy, tiers=_TIERS, checks=()),
-                locked,
-                of_projects(inputs.suite),
-                image=image,
-                nonce=inputs.nonce,
-                at=at,
-            ),
-            tag=project.account.name,
-        )
+        tiers = replace(policy, tiers=_TIERS, checks=())
+        there = replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
+        found = judge(of_suite, tiers, locked, there, image=image, nonce=inputs.nonce, at=at)
+        in_image = replace(found, tag=project.account.name)
     return judge_project(
         evidence,
-        judge(of_below, policy, locked, inputs.suite, image=below, earlier=earlier, at=at),
+        judge(of_below, policy, locked, suite, image=below, earlier=earlier, at=at),
         in_image,
         own,
         project_suite(),
