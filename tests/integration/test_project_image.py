@@ -182,16 +182,15 @@ def test_from_a_folder_to_a_running_and_pushed_image(commands: Commands, registr
     assert sent[1]["bytes_sent"] < sizes[-1] + 20_000  # the code, config and manifest
 
 
-def test_the_suite_runs_in_the_parent_image(commands: Commands) -> None:
+def test_bundles_are_of_images_of_cells(commands: Commands, tmp_path: Path) -> None:
     commands.build()
+    where = ("--images", str(commands.images), *commands.output, "--bundle", str(tmp_path / "bundle"))
 
-    code, out, messages = commands.run(
-        "smoke", "run", "project", "--images", str(commands.images), *commands.output
-    )
+    code, out, messages = commands.run("smoke", "run", "project", *where)
 
     assert (code, out) == (2, ""), messages
-    assert "project is the image of a project" in messages
-    assert f"torchkiln project smoke DIR; for those of the parent image: torchkiln smoke {TAG}" in messages
+    assert "project is the image of a project: this works only for images of cells" in messages
+    assert f"name the parent image: {TAG}" in messages
 
 
 @needs_namespaces

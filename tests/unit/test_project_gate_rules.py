@@ -54,6 +54,7 @@ def in_code(entry: TarEntry) -> list[str]:
         file("app/src/mine/__init__.py"),
         file("app/train", mode=0o755),
         file("app/latest", kind="link", mode=0o777, target="src/mine"),
+        file("app/lib/x", kind="link", target="../src/..x"),
         file("app/json", kind="folder", mode=0o755),
         file("app/lib/torch.py"),
         file("app/test/__init__.py"),
@@ -79,6 +80,8 @@ def test_code_that_is_accepted(entry: TarEntry) -> None:
         (file("app/.wh.x/y"), "a whiteout: code cannot remove files of the image"),
         (file(PROJECT_JSON, kind="link", target="x"), "is a link with the mode 0644"),
         (file("app/a/x", kind="link", target="../../etc/x"), "a symbolic link that leads out of /app"),
+        # app/a may be a link to /app
+        (file("app/x", kind="link", target="a/../etc/x"), "a symbolic link that leads out of /app"),
         (file("application/x"), "outside of /app"),
         (file(""), "outside of /app"),
     ],

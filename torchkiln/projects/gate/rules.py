@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from packaging.utils import canonicalize_name
 
@@ -109,9 +110,10 @@ def _form(entry: TarEntry) -> str:
 
 
 def _stays(inside: str, target: str) -> bool:
-    """Whether the link *inside* /app to *target* leads to a place in /app."""
+    """Whether the link *inside* /app to *target* leads to a place in /app; `..` after a name may leave it."""
     place = posixpath.normpath(posixpath.join(posixpath.dirname(inside), target))
-    return not target.startswith("/") and place != ".." and not place.startswith("../")
+    leaves = target.startswith("/") or place == ".." or place.startswith("../")
+    return not leaves and ".." not in dropwhile("..".__eq__, target.split("/"))
 
 
 def _hides(entry: TarEntry, name: str, entry_points: str, below: Below) -> Iterator[str]:
