@@ -20,7 +20,7 @@ from torchkiln.projects.gate.config import ConfigRules, added_variables, config_
 from torchkiln.projects.smoke.declared import TEST
 from torchkiln.smoke.suite import Suite
 
-_BUILD = "torchkiln build --project DIR"
+_BUILD = "torchkiln project build DIR"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
