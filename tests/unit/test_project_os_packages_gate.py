@@ -141,7 +141,10 @@ def test_an_image_that_this_machine_did_not_build(packaged: Scene) -> None:
         "  layers: this machine has no record of a build from which the layers of packages are known"
         in messages
     )
-    assert "build the project on this machine, from its lock, and use that image: torchkiln build" in messages
+    assert (
+        "build the project on this machine, from its lock, and use that image: torchkiln project build"
+        in messages
+    )
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:

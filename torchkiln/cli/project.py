@@ -18,6 +18,7 @@ from torchkiln.cli.shared.options import (
     images_folder,
     json_option,
     layout_option,
+    matrix_option,
     mirror_option,
     quiet_option,
     vault_option,
@@ -26,7 +27,7 @@ from torchkiln.cli.shared.project import project_cell
 from torchkiln.cli.shared.push_to import PushTo, push_to_options
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
-from torchkiln.cli.shared.selection import CellOptions, cell_selection, selection_for_running
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import Stale
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
 from torchkiln.projects.choice import Choice, choice_of
@@ -291,7 +292,7 @@ def watch(project: _Build, to: PushTo | None) -> None:
 
 @project.command("smoke")
 @_folder
-@selection_for_running
+@matrix_option
 @images_folder
 @layout_option()
 @run_on_options
@@ -310,7 +311,7 @@ def watch(project: _Build, to: PushTo | None) -> None:
 @report_options
 def smoke(
     folder: Path,
-    chosen: CellOptions,
+    matrix_file: Path,
     images: Path,
     output: Path,
     on: RunOn,
@@ -352,6 +353,7 @@ def smoke(
             f"{folder / FILE}: no such file: the project is not locked yet",
             hint=f"run: torchkiln project build {folder} --torch X --cuda Y",
         )
+    chosen = CellOptions(matrix_file=matrix_file)
     cell, locks = project_cell(chosen, folder, images)
     store, settings = open_cache(), read_settings(folder)
     parent = fresh_parent(locks, cell, os.environ)
