@@ -95,7 +95,7 @@ def test_the_proposal_equals_the_block_of_the_facts_except_for_gpu_code(tmp_path
     for default in (
         proposed["default"],
         committed["default"],
-    ):  # texts of one requirement can differ in spaces
+    ):
         default["requires"] = [str(Requirement(text)) for text in default["requires"]]
 
     assert list(proposed["variants"]) == [committed["default"]["variant"]]
