@@ -11,7 +11,6 @@ import atheris
 with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.attest.provenance
     import torchkiln.device_code.cut
-    import torchkiln.device_code.inventory
     import torchkiln.index.listing
     import torchkiln.locks.file
     import torchkiln.oci.documents

@@ -19,7 +19,6 @@ import pytest
 from tests.fuzz import fatbin_target
 from tests.needs import needs_cuobjdump, nightly
 from torchkiln.device_code.cut import dead_ranges
-from torchkiln.device_code.inventory import inventory
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.fetched import fetched
 from torchkiln.index.package_index import open_index
@@ -87,15 +86,14 @@ def test_the_code_in_torch(wheels: dict[str, Path], tmp_path: Path) -> None:
     """torchkiln finds the known sizes by architecture. Reading a file of 985 MB needs little memory."""
     with mapped(wheels["torch"], "torch/lib/libtorch_cuda.so", tmp_path) as library:
         tracemalloc.start()
-        found = inventory(library)
+        found = fatbin_target.sizes_of(library)
         spans = dead_ranges(library, ["9.0"])
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
-    assert {one.name: round(one.size / 1e6) for one in found.sums} == TORCH
-    assert found.containers == 378
-    kept = sum(one.size for one in found.sums if one.name in ("sm_90", "sm_90a"))
-    assert sum(span.size for span in spans) == sum(one.size for one in found.sums) - kept
+    sizes = {name: sum(each) for name, each in found.items()}
+    assert {name: round(size / 1e6) for name, size in sizes.items()} == TORCH
+    assert sum(span.size for span in spans) == sum(sizes.values()) - sizes["sm_90"] - sizes["sm_90a"]
     assert peak < 20e6
 
 
@@ -128,14 +126,14 @@ def test_nvidias_tool_finds_the_same_entries(
     name: str, member: str, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
     with mapped(wheels[name], member, tmp_path) as library:
-        found = inventory(library)
+        found = fatbin_target.sizes_of(library)
         listed = cuobjdump(tmp_path, "--list-elf", "--list-ptx", "library.so")
 
     by_tool = Counter(
         f"{'sm' if kind == 'cubin' else 'compute'}_{arch}"
         for arch, kind in re.findall(r"\.sm_(\w+)\.(cubin|ptx)$", listed, re.MULTILINE)
     )
-    assert by_tool == {one.name: one.entries for one in found.sums}
+    assert by_tool == {name: len(each) for name, each in found.items()}
 
 
 @needs_cuobjdump

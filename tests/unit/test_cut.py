@@ -25,7 +25,7 @@ from tests.pool_worker import pool_worker
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.device_code.cut import dead_ranges
-from torchkiln.device_code.spans import Span
+from torchkiln.device_code.fatbin import Span
 from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.device_code import DeviceCode

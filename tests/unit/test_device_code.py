@@ -16,8 +16,7 @@ from tests.fatbins import LZ4, STORED, ZSTD, Elf, Made, container, entry, librar
 from tests.fuzz import fatbin_target
 from torchkiln.device_code import fatbin
 from torchkiln.device_code.cut import dead_ranges
-from torchkiln.device_code.inventory import inventory
-from torchkiln.device_code.spans import Span, UnknownDeviceCode
+from torchkiln.device_code.fatbin import Span, UnknownDeviceCode
 
 START = 64  # the offset of the first section
 ALL = "sm_70 sm_75 sm_80 sm_86 sm_90 compute_90"
@@ -124,7 +123,6 @@ def test_libraries_without_device_code() -> None:
     assert dead_ranges(library({".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": b"", ".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": bytes(100_000)}), ["9.0"]) == ()
-    assert inventory(library({".text": b"code"})).sums == ()
 
 
 GOOD = entry("sm_80")
@@ -184,11 +182,10 @@ GOOD = entry("sm_80")
 def test_unsupported_containers(section: bytes, message: str) -> None:
     """The message names the fault and its byte; the library is not changed."""
     data = library({".nv_fatbin": container(entry("sm_80"), entry("sm_90")) + section})
-    for read in (lambda: dead_ranges(data, ["9.0"]), lambda: inventory(data)):
-        with pytest.raises(UnknownDeviceCode, match=message) as raised:
-            read()  # type: ignore[no-untyped-call]
-        assert START + 16 + 2 * 72 <= raised.value.at < len(data)
-        assert f"at byte {raised.value.at:#x}: " in str(raised.value)
+    with pytest.raises(UnknownDeviceCode, match=message) as raised:
+        dead_ranges(data, ["9.0"])
+    assert START + 16 + 2 * 72 <= raised.value.at < len(data)
+    assert f"at byte {raised.value.at:#x}: " in str(raised.value)
 
 
 def fat(**changes: int) -> Elf:
@@ -272,22 +269,6 @@ def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_span_is_empty() -> None:
     assert dead_ranges(one(entry("compute_70", b""), entry("sm_90")), ["9.0"]) == ()
-
-
-def test_the_inventory() -> None:
-    """It has the number of entries and of bytes for each architecture, in order."""
-    first = container(entry("sm_90", b"1" * 20), entry("sm_90a"), entry("compute_90", b"2" * 16))
-    data = library({".nv_fatbin": first, "__nv_relfatbin": container(entry("sm_90"), entry("sm_100f"))})
-    found = inventory(data)
-
-    assert found.containers == 2
-    assert [(one.name, one.kind, one.entries, one.size) for one in found.sums] == [
-        ("sm_90", "cubin", 2, 32),
-        ("sm_90a", "cubin", 1, 8),
-        ("sm_100f", "cubin", 1, 8),
-        ("compute_90", "ptx", 1, 16),
-    ]
-    assert [one.architecture for one in found.sums] == [90, 90, 100, 90]
 
 
 def test_a_file_that_is_mapped_can_be_closed(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from torchkiln.device_code.fatbin import Container, Entry, Kind, containers
-from torchkiln.device_code.spans import Span
+from torchkiln.device_code.fatbin import Container, Entry, Kind, Span, containers
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchkiln.device_code.spans import Span, UnknownDeviceCode
 from torchkiln.elf.sections import PROGBITS, BadElf, Section, Sections, sections
 
 Kind = Literal["ptx", "cubin", "lto"]
@@ -46,6 +45,33 @@ FATBIN_SECTIONS = frozenset({b".nv_fatbin", b"__nv_relfatbin"})
 _COMPRESSED = 0x800
 _LONGEST_NAME = 64  # bytes; the names of fatbin sections are shorter
 _MOST_ELF = 8  # maximum sections with containers; a linker writes one section of each name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """The bytes from `start` up to, but not including, `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class UnknownDeviceCode(Exception):
+    """A file has device code in an unknown format; callers do not change the file.
+
+    The message says what is unknown, and at which byte.
+    """
+
+    def __init__(self, what: str, at: int) -> None:
+        self.what = what
+        self.at = at
+        super().__init__(f"at byte {at:#x}: {what}")
+
+    def __reduce__(self) -> tuple[type[UnknownDeviceCode], tuple[str, int]]:  # worker processes pickle it
+        return UnknownDeviceCode, (self.what, self.at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,134 +1,98 @@
-"""Defines the compressions of layers, one class each, recognised by media type and by magic bytes.
+"""Defines the compressions of layers, recognised by media type and by magic bytes.
 
-To add a compression: a name in `model/layer_format.py`, a class here, an encoder beside `oci/zstd.py` and a
+To add a compression: a name in `model/layer_format.py`, a row here, an encoder beside `oci/zstd.py` and a
 decoder in `oci/validate/layer.py`, which shares no code with this module.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar, cast
+from typing import BinaryIO, cast
 
 from torchkiln.model.layer import Blob
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 
-_TAR = "application/vnd.oci.image.layer.v1.tar"
+Open = Callable[[Path | BinaryIO], BinaryIO]
 
 
-class Compression(ABC):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compression:
     """A compression that can be read."""
 
-    suffix: ClassVar[str]
-    """The suffix of the media type: ``+gzip``."""
-    magic: ClassVar[bytes]
-    """The first bytes of a blob."""
+    suffix: str  # of the media type of a layer, "+gzip"
+    magic: bytes  # the first bytes of a blob
+    open: Open  # the tar in a blob, of unlimited length; reading damaged data raises OSError or EOFError
+    open_ahead: Open  # `open`, with a thread that reads ahead where that is faster
 
     @property
     def media_type(self) -> str:
         """The media type of a layer."""
-        return f"{_TAR}{self.suffix}"
-
-    @abstractmethod
-    def open(self, blob: Path | BinaryIO) -> BinaryIO:
-        """The tar in *blob*, of unlimited length. Reading damaged data raises OSError or EOFError."""
-
-    def open_ahead(self, blob: Path) -> BinaryIO:
-        """`open`, with a thread that reads ahead where that is faster."""
-        return self.open(blob)
+        return f"application/vnd.oci.image.layer.v1.tar{self.suffix}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TargetCompression(Compression):
-    """A compression to which finished gzip layers can be converted."""
+    """A compression to which finished gzip layers can be converted, by the encoder in `oci/zstd.py`."""
 
-    name: ClassVar[LayerFormat]
-    max_parallel: ClassVar[int]
-    """Most layers that are compressed at once; limits memory."""
+    name: LayerFormat
+    max_parallel: int  # most layers that are compressed at once; limits memory
 
     @property
-    @abstractmethod
     def encoder(self) -> str:
         """Name and settings of the encoder, which decide the bytes; they are part of the keys of records."""
-
-    @abstractmethod
-    def compress(
-        self, tar: BinaryIO, out: BinaryIO, *, unpacked: int, advanced: Callable[[int], None]
-    ) -> Blob:
-        """Write the *unpacked* bytes of *tar* to *out*; *advanced* is called with the length of each piece.
-
-        :raises NotCompressible: *tar* cannot be read to its end or has a different length.
-        :raises ToolMissing: another version of the encoder is installed.
-        """
-
-
-class Gzip(Compression):
-    """Any number of gzip members. `LayerWriter` and `encode` write it; every layer is made as gzip first."""
-
-    suffix = "+gzip"
-    magic = b"\x1f\x8b"
-
-    def open(self, blob: Path | BinaryIO) -> BinaryIO:  # ~0.5 GB/s
-        from isal import igzip  # imported here because it loads slowly
-
-        if isinstance(blob, Path):
-            return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
-        return cast(BinaryIO, igzip.IGzipFile(fileobj=blob, mode="rb"))  # type: ignore[no-untyped-call]
-
-    def open_ahead(self, blob: Path) -> BinaryIO:
-        from isal import igzip_threaded
-
-        return cast(BinaryIO, igzip_threaded.open(str(blob), "rb", threads=1))  # type: ignore[no-untyped-call]
-
-
-class Zstd(TargetCompression):
-    """Writes one zstd frame, reads any number. It is fast enough without a thread that reads ahead."""
-
-    name = "zstd"
-    suffix = "+zstd"
-    magic = b"\x28\xb5\x2f\xfd"
-    max_parallel = 4
-
-    @property
-    def encoder(self) -> str:
-        from torchkiln.oci.zstd import ENCODER
+        from torchkiln.oci.zstd import ENCODER  # imported here because it loads slowly
 
         return ENCODER
 
-    def open(self, blob: Path | BinaryIO) -> BinaryIO:
-        from torchkiln.oci.zstd import open_zstd  # imported here because it loads slowly
-
-        return open_zstd(blob)
-
     def compress(
         self, tar: BinaryIO, out: BinaryIO, *, unpacked: int, advanced: Callable[[int], None]
     ) -> Blob:
+        """`oci.zstd.compress`."""
         from torchkiln.oci.zstd import compress
 
         return compress(tar, out, unpacked=unpacked, advanced=advanced)
 
 
-class Identity(Compression):
-    """No compression: the blob is the tar. Used if no magic matches."""
+def _open_gzip(blob: Path | BinaryIO) -> BinaryIO:  # ~0.5 GB/s; any number of members
+    from isal import igzip  # imported here because it loads slowly
 
-    suffix = ""
-    magic = b""
-
-    def open(self, blob: Path | BinaryIO) -> BinaryIO:
-        return blob.open("rb") if isinstance(blob, Path) else blob
+    if isinstance(blob, Path):
+        return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
+    return cast(BinaryIO, igzip.IGzipFile(fileobj=blob, mode="rb"))  # type: ignore[no-untyped-call]
 
 
-GZIP, ZSTD, IDENTITY = Gzip(), Zstd(), Identity()
-COMPRESSIONS: tuple[Compression, ...] = (
-    GZIP,
-    ZSTD,
-    IDENTITY,
-)  # Identity last: its empty magic matches every blob
-TARGETS: Mapping[LayerFormat, TargetCompression] = {
-    compression.name: compression
-    for compression in COMPRESSIONS
-    if isinstance(compression, TargetCompression)
-}
+def _open_gzip_ahead(blob: Path | BinaryIO) -> BinaryIO:
+    from isal import igzip_threaded
+
+    return cast(BinaryIO, igzip_threaded.open(blob, "rb", threads=1))  # type: ignore[no-untyped-call]
+
+
+def _open_zstd(blob: Path | BinaryIO) -> BinaryIO:
+    from torchkiln.oci.zstd import open_zstd
+
+    return open_zstd(blob)
+
+
+def _open_tar(blob: Path | BinaryIO) -> BinaryIO:
+    return blob.open("rb") if isinstance(blob, Path) else blob
+
+
+#: Every layer is made as gzip first, by `LayerWriter` and `encode`.
+GZIP = Compression(suffix="+gzip", magic=b"\x1f\x8b", open=_open_gzip, open_ahead=_open_gzip_ahead)
+#: It is fast enough without a thread that reads ahead.
+ZSTD = TargetCompression(
+    suffix="+zstd",
+    magic=b"\x28\xb5\x2f\xfd",
+    open=_open_zstd,
+    open_ahead=_open_zstd,
+    name="zstd",
+    max_parallel=4,
+)
+IDENTITY = Compression(suffix="", magic=b"", open=_open_tar, open_ahead=_open_tar)
+COMPRESSIONS = (GZIP, ZSTD, IDENTITY)  # IDENTITY last: its empty magic matches every blob
+TARGETS: Mapping[LayerFormat, TargetCompression] = {ZSTD.name: ZSTD}
 HEAD = max(len(compression.magic) for compression in COMPRESSIONS)
 """Bytes at the start of a blob that `of_head` needs."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from torchkiln.device_code.cut import dead_ranges
-from torchkiln.device_code.spans import Span, UnknownDeviceCode
+from torchkiln.device_code.fatbin import Span, UnknownDeviceCode
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.oci.encode import MEMBER
 from torchkiln.wheel.content import inflate

@@ -7,9 +7,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torchkiln.errors import VerificationFailed
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.tar_names import is_in
 from torchkiln.oci.validate.documents import DocumentInspector, ImageClaim, LayoutFault
 from torchkiln.oci.validate.layer import LayerFacts, inspect_layer
@@ -21,30 +22,12 @@ _Key = tuple[str, str]  # digest and media type of a layer
 _Found = Mapping[_Key, "LayerFacts | OSError"]
 
 
-class InspectionObserver(Protocol):
-    """Receives the bytes of the layers that are read."""
-
-    def begin(self, work: Literal["verify"], name: str, total: int) -> None: ...
-
-    def advance(self, work: Literal["verify"], name: str, count: int) -> None: ...
-
-    def end(self, work: Literal["verify"], name: str) -> None: ...
-
-
-class _Unobserved:
-    def begin(self, work: str, name: str, total: int) -> None: ...
-
-    def advance(self, work: str, name: str, count: int) -> None: ...
-
-    def end(self, work: str, name: str) -> None: ...
-
-
 def validate(
     layout: Path,
     ref: str | None = None,
     *,
     workers: int | None = None,
-    observer: InspectionObserver | None = None,
+    observer: Observer | None = None,
 ) -> tuple[LayoutFault, ...]:
     """The faults of the image *ref* in *layout*, a name or a manifest digest; without *ref*, of all images.
 
@@ -55,7 +38,7 @@ def validate(
     documents = DocumentInspector(layout)
     documents.walk(ref)
     blobs = {(layer.digest, layer.media_type): documents.blob(layer.digest) for layer in documents.layers}
-    found = _inspect_all(blobs, workers or os.cpu_count() or 1, observer or _Unobserved())
+    found = _inspect_all(blobs, workers or os.cpu_count() or 1, observer or Silent())
     faults = documents.faults
     reported: set[_Key] = set()
     for layer in documents.layers:
@@ -105,7 +88,7 @@ def _broken_claims(image: ImageClaim, found: _Found) -> Iterator[LayoutFault]:
 
 
 def _inspect_all(
-    blobs: Mapping[_Key, Path], workers: int, observer: InspectionObserver
+    blobs: Mapping[_Key, Path], workers: int, observer: Observer
 ) -> dict[_Key, LayerFacts | OSError]:
     """The facts of every layer; in processes, because isal holds the GIL while it inflates."""
     sizes = {key: _size(path) for key, path in blobs.items()}
@@ -136,7 +119,7 @@ def _inspect_all(
 def _observe(
     tasks: Mapping[Future[LayerFacts | OSError], tuple[int, _Key]],
     read: Sequence[int],
-    observer: InspectionObserver,
+    observer: Observer,
 ) -> None:
     """Report the bytes that the processes have *read*, until all *tasks* are done."""
     reported, left = [0] * len(tasks), set(tasks)
@@ -168,7 +151,7 @@ def _inspect_in_worker(slot: int, path: Path, media_type: str) -> LayerFacts | O
     return _inspect(path, media_type, advanced)
 
 
-def _inspect_here(path: Path, key: _Key, observer: InspectionObserver) -> LayerFacts | OSError:
+def _inspect_here(path: Path, key: _Key, observer: Observer) -> LayerFacts | OSError:
     digest, media_type = key
     found = _inspect(path, media_type, lambda count: observer.advance("verify", digest, count))
     observer.end("verify", digest)
