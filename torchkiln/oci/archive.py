@@ -9,9 +9,7 @@ read index.json, older ones manifest.json. All of them accept compressed layers.
 
 from __future__ import annotations
 
-import errno
 import os
-import tarfile
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -23,12 +21,12 @@ from torchkiln.model.image import BuiltImage
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor
 from torchkiln.oci.layout import REF_NAME, VERSION, ImageOnDisk, index_document, open_layout
+from torchkiln.oci.tar import END, header, padding
 from torchkiln.oci.tar_reader import Stream
 from torchkiln.util.files import replacing
 
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
-_MAX_MEMBER = 8 << 30  # bytes of a member of a USTAR archive
 _COPY = 1 << 20  # bytes that are copied at once
 
 
@@ -88,31 +86,28 @@ def stream_archive(
     blobs |= {layer.digest: layer.path for layer in image.layers}
     for name, document in documents.items():
         data = canonical_json(document)
-        write_member(out, _file(name, len(data)), BytesIO(data))
+        write_member(out, name, BytesIO(data), size=len(data))
     for folder in ("blobs", "blobs/sha256"):
-        write_member(out, _folder(folder), BytesIO())
+        out.write(header(folder, mode=0o755, mtime=0, directory=True))
     for digest, path in blobs.items():
         with path.open("rb") as blob:
-            write_member(out, _file(_blob_path(digest), os.fstat(blob.fileno()).st_size), blob)
-    out.write(bytes(2 * tarfile.BLOCKSIZE))
+            write_member(out, _blob_path(digest), blob, size=os.fstat(blob.fileno()).st_size)
+    out.write(END)
 
 
-def write_member(out: Sink, info: tarfile.TarInfo, source: Stream) -> None:
-    """Write one member to *out*.
+def write_member(out: Sink, path: str, source: Stream, *, size: int, mode: int = 0o644) -> None:
+    """Write a file of *size* bytes to the tar *out*.
 
-    :raises OSError: *source* has a different length than *info* says, or *out* cannot be written.
+    :raises OSError: *source* has a different length, or *out* cannot be written.
     """
-    # USTAR holds files up to 8 GiB, and no layer has more than 5. TarFile.addfile copies only 16 KB at once.
-    if info.size >= _MAX_MEMBER:
-        raise OSError(errno.EFBIG, f"{info.name}: the file is too large for the archive (8 GiB or more)")
-    out.write(info.tobuf(tarfile.USTAR_FORMAT))
+    out.write(header(path, mode=mode, size=size, mtime=0))
     copied = 0
     while piece := source.read(_COPY):
         out.write(piece)
         copied += len(piece)
-    if copied != info.size:
-        raise OSError(f"{info.name} changed while it was read")
-    out.write(bytes(-copied % tarfile.BLOCKSIZE))
+    if copied != size:
+        raise OSError(f"{path} changed while it was read")
+    out.write(padding(size))
 
 
 def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -136,15 +131,3 @@ def _full_name(name: str) -> str:
 
 def _blob_path(digest: Digest) -> str:
     return "blobs/" + digest.replace(":", "/")
-
-
-def _file(name: str, size: int) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o644
-    return info
-
-
-def _folder(name: str) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.mode = tarfile.DIRTYPE, 0o755
-    return info

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from torchkiln.model.index import WheelMetadata
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.recipe import minor
+from torchkiln.wheel.install import same_version
 
 
 def faults(
@@ -39,7 +40,9 @@ def faults(
 
 def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
     """Conflicts of the wheel with its own METADATA or with the image's Python."""
-    if canonicalize_name(metadata.name) != wheel.name or not _same_version(metadata.version, wheel.version):
+    if canonicalize_name(metadata.name) != wheel.name or not same_version(
+        metadata.version, Version(wheel.version)
+    ):
         yield (
             "inconsistent name or version: METADATA has"
             f" Name {metadata.name!r} and Version {metadata.version!r}"
@@ -131,12 +134,3 @@ def _environment(python: str) -> dict[str, str]:
         "python_full_version": python,
         "python_version": minor(python),
     }
-
-
-def _same_version(stated: str, locked: str) -> bool:
-    """Whether two versions are equal (1 equals 1.0); the local part counts only if *locked* has one."""
-    try:
-        own, expected = Version(stated), Version(locked)
-    except InvalidVersion:
-        return stated == locked
-    return own == expected or (expected.local is None and Version(own.public) == expected)

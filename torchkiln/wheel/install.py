@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -70,24 +71,28 @@ class WheelName:
     tags: frozenset[Tag]
 
     def is_of(self, stated: str) -> bool:
-        """Whether *stated* equals this version: 1 equals 1.0."""
-        try:
-            version = Version(stated)
-        except InvalidVersion:
-            return False
-        # The file name may lack the local version (2.7.1+cu126): the default index does not allow one.
-        return version == self.version or (
-            self.version.local is None and Version(version.public) == self.version
-        )
+        """Whether *stated* equals this version."""
+        return same_version(stated, str(self.version))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One line of RECORD, in pip's notation."""
 
     path: str  # relative to site-packages
     hash: str  # "sha256=..." or empty
     size: str
+
+
+def same_version(stated: str, known: str) -> bool:
+    """Whether *stated* equals the version *known*: 1 equals 1.0.
+
+    A file name or a lock may lack the local version (2.7.1+cu126): the default index does not allow one.
+    """
+    try:
+        found, expected = Version(stated), Version(known)
+    except InvalidVersion:
+        return stated == known
+    return found == expected or (expected.local is None and Version(found.public) == expected)
 
 
 def parse_name(filename: str) -> WheelName:
@@ -303,11 +308,7 @@ def urlsafe(algorithm: str, digest: bytes) -> str:
 
 def row(path: str, data: bytes, scheme: Scheme) -> Row:
     """The line for a file that the installation creates or changes."""
-    return Row(
-        path=record_path(path, scheme),
-        hash=urlsafe_sha256(hashlib.sha256(data).digest()),
-        size=str(len(data)),
-    )
+    return Row(record_path(path, scheme), urlsafe_sha256(hashlib.sha256(data).digest()), str(len(data)))
 
 
 def record_path(path: str, scheme: Scheme) -> str:
@@ -324,5 +325,5 @@ def record_path(path: str, scheme: Scheme) -> str:
 def record(rows: Iterable[Row]) -> bytes:
     """The content of RECORD: sorted, with the line endings of RFC 4180, as pip writes it."""
     out = io.StringIO(newline="")
-    csv.writer(out).writerows(sorted((row.path, row.hash, row.size) for row in rows))
+    csv.writer(out).writerows(sorted(rows))
     return out.getvalue().encode()

@@ -64,7 +64,6 @@ class _Installation:
     scheme: Scheme
     info: str  # name of the .dist-info directory
     cut: Cut | None
-    rows: list[Row] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # entries
     entries: dict[str, WheelEntry] = field(default_factory=dict)
     hashes: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # entry → sha256, size
@@ -194,11 +193,8 @@ def _install_cut(
             member.packed(packed, content)
     if not layer.recorded:
         work.hashes[entry.name] = (original.digest(), entry.size)
-    work.changed[entry.name] = Row(
-        path=install.record_path(path, work.scheme),
-        hash=install.urlsafe_sha256(member.sha256.digest()),
-        size=str(entry.size),
-    )
+    hash_ = install.urlsafe_sha256(member.sha256.digest())
+    work.changed[entry.name] = Row(install.record_path(path, work.scheme), hash_, str(entry.size))
     if install.is_script(entry.name):
         work.large_scripts.append(path)
 
@@ -288,11 +284,7 @@ def _finish(
             work.changed[entry.name] = install.row(path, rewritten, scheme)
     rows = [
         work.changed.get(name)
-        or Row(
-            path=install.record_path(install.destination(name, wheel, scheme), scheme),
-            hash=hash_,
-            size=size,
-        )
+        or Row(install.record_path(install.destination(name, wheel, scheme), scheme), hash_, size)
         for name, (hash_, size) in record.items()
         if name in work.seen and name not in dropped
     ]
@@ -304,7 +296,7 @@ def _finish(
         path = cached_name(code.source, scheme.python)
         with layer.entry(path, 0o644, size=code.size, crc=code.crc) as member:
             member.spliced(code.deflate, b"" if layer.recorded else code.content())
-        rows.append(Row(path=install.record_path(path, scheme), hash="", size=""))
+        rows.append(Row(install.record_path(path, scheme), "", ""))
     layer.file(f"{scheme.site}/{work.info}/RECORD", 0o644, install.record(rows))
 
 
@@ -318,34 +310,28 @@ def _is_stale_bytecode(name: str, names: set[str]) -> bool:
 
 
 def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:
-    """Check that WHEEL and METADATA are those of *wheel* and that it supports the Python of *scheme*.
-
-    :raises BadWheel: the files do not match *wheel*, or it does not support that Python.
-    """
+    """:raises BadWheel: WHEEL or METADATA is not that of *wheel*, or it does not support *scheme*'s Python."""
     if fault := _fault(wheel_file, metadata, wheel, scheme):
         raise BadWheel(wheel.filename, fault)
 
 
 def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> str:
-    parsed = {"WHEEL": _headers(wheel_file), "METADATA": _headers(metadata)}
-    for name, found in parsed.items():
-        if isinstance(found, str):
-            return f"{name} {found}"
-    wheel_headers, fields = (found for found in parsed.values() if not isinstance(found, str))
+    wheel_headers = _headers("WHEEL", wheel_file, wheel)
+    fields = _headers("METADATA", metadata, wheel)
     format_version = _field(wheel_headers, "Wheel-Version")
     if format_version.split(".")[0] != "1":
         return f"unsupported Wheel-Version: {format_version or 'missing'}; only 1.x is supported"
     name, version = _field(fields, "Name"), _field(fields, "Version")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
         return f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
+    platform = f"Python {scheme.python}, {LINUX_AMD64.machine} Linux"
     if not _fits(wheel.tags, scheme.python):
-        return f"not a supported wheel on this platform: Python {scheme.python}, {LINUX_AMD64.machine} Linux"
+        return f"not a supported wheel on this platform: {platform}"
     try:
         tags = [tag for line in wheel_headers.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
     except ValueError:
         return "WHEEL contains an invalid tag"
     if tags and not _fits(tags, scheme.python):
-        platform = f"Python {scheme.python}, {LINUX_AMD64.machine} Linux"
         return f"the tags in WHEEL are not supported on this platform ({platform}): {tags[0]}"
     requires = _field(fields, "Requires-Python")
     if not _allows(requires, scheme.python):
@@ -353,16 +339,16 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
     return ""
 
 
-def _headers(data: bytes) -> Message | str:
-    """The headers, or the fault of the file; like pip, this requires UTF-8 for the whole file."""
+def _headers(name: str, data: bytes, wheel: WheelName) -> Message:
+    """The headers of the file *name*; like pip, this requires UTF-8 for the whole file."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return f"is not valid UTF-8 (at byte {error.start})"
+        raise BadWheel(wheel.filename, f"{name} is not valid UTF-8 (at byte {error.start})") from error
     blank_line = _BLANK_LINE.search(text)
     end = blank_line.start() if blank_line else len(text)
     if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MAX_HEADERS:
-        return f"has more than {_MAX_HEADERS} header lines"
+        raise BadWheel(wheel.filename, f"{name} has more than {_MAX_HEADERS} header lines")
     return email.parser.HeaderParser().parsestr(text)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.oci.archive import Sink, write_member
+from torchkiln.oci.tar import END
 from torchkiln.smoke.bundle.contents import BLOBS, BundleFile
 from torchkiln.util.files import replacing
 
@@ -69,11 +69,9 @@ def _atomic(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
 def _stream(files: Sequence[BundleFile], out: Sink) -> None:
     for file in files:
-        info = tarfile.TarInfo(file.path)
-        info.size, info.mode = file.size, file.mode
         with _reading(file) as source:
-            write_member(out, info, source)
-    out.write(bytes(2 * tarfile.BLOCKSIZE))
+            write_member(out, file.path, source, size=file.size, mode=file.mode)
+    out.write(END)
 
 
 @contextlib.contextmanager
