@@ -71,25 +71,20 @@ def judge(data: bytes | mmap.mmap, gpus: Sequence[str]) -> str:
     """Compare the byte ranges that torchkiln would zero with those of an independent implementation."""
     try:
         spans = [(span.start, span.stop) for span in dead_ranges(data, gpus)]
-        sizes = sizes_of(data)
+        listed = entries_of(data)
     except UnknownDeviceCode:
         return "refused"
     found = list(containers(data))
     assert spans == [span for entries in found for span in dead(entries, gpus)]
-    names = [(name, stop - start) for entries in found for name, start, stop in entries]
-    sums = {name: [size for other, size in names if other == name] for name, _ in names}
-    assert sizes == sums
+    assert listed == [entry for entries in found for entry in entries]
     return "accepted"
 
 
-def sizes_of(data: bytes | mmap.mmap) -> dict[str, list[int]]:
-    """By architecture, "sm_90a": the bytes of each entry that torchkiln finds."""
-    found: dict[str, list[int]] = {}
+def entries_of(data: bytes | mmap.mmap) -> list[Found]:
+    """The entries of all containers, by torchkiln."""
     with memoryview(data) as view, view.cast("B") as library:
-        for container in containers_of(library):
-            for entry in container.entries:
-                found.setdefault(entry.name, []).append(entry.payload.size)
-    return found
+        entries = (entry for one in containers_of(library) for entry in one.entries)
+        return [(entry.name, entry.payload.start, entry.payload.stop) for entry in entries]
 
 
 def containers(data: bytes | mmap.mmap) -> Iterable[list[Found]]:
@@ -145,15 +140,11 @@ def _runs(name: str, gpu: int) -> bool:
 def _newest(names: set[str]) -> set[str]:
     """For each suffix ("", "a", "f"), the newest architecture in *names*."""
 
-    def key(name: str) -> tuple[str, int]:
-        digits = name.partition("_")[2].rstrip("af")
-        return name.partition("_")[2][len(digits) :], int(digits)
+    def number(name: str) -> int:
+        return int(name.partition("_")[2].rstrip("af"))
 
-    return {
-        name
-        for name in names
-        if not any(key(other)[0] == key(name)[0] and key(other)[1] > key(name)[1] for other in names)
-    }
+    ascending = sorted(names, key=number)
+    return set({name.partition("_")[2].lstrip("0123456789"): name for name in ascending}.values())
 
 
 def corpus(_scratch: Path) -> list[bytes]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from torchkiln.model.index import WheelMetadata
 from torchkiln.model.lock import LockedWheel
@@ -40,13 +39,9 @@ def faults(
 
 def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
     """Conflicts of the wheel with its own METADATA or with the image's Python."""
-    if canonicalize_name(metadata.name) != wheel.name or not same_version(
-        metadata.version, Version(wheel.version)
-    ):
-        yield (
-            "inconsistent name or version: METADATA has"
-            f" Name {metadata.name!r} and Version {metadata.version!r}"
-        )
+    name, version = metadata.name, metadata.version
+    if canonicalize_name(name) != wheel.name or not same_version(version, wheel.version):
+        yield f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
     try:
         if not SpecifierSet(metadata.requires_python).contains(python, prereleases=True):
             yield f"requires a different Python: {python} not in {metadata.requires_python!r}"

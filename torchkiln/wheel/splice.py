@@ -310,7 +310,7 @@ def _is_stale_bytecode(name: str, names: set[str]) -> bool:
 
 
 def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:
-    """:raises BadWheel: WHEEL or METADATA is not that of *wheel*, or it does not support *scheme*'s Python."""
+    """:raises BadWheel: these are not the files of *wheel*, or it does not support the Python of *scheme*."""
     if fault := _fault(wheel_file, metadata, wheel, scheme):
         raise BadWheel(wheel.filename, fault)
 
