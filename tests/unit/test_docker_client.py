@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from tests.roots import entry, tar_of
 from tests.servers.answering import Answering
 from tests.zstd_frames import program, raw_frame
-from torchkiln.compare.docker_save import read_saved, stream_of
+from torchkiln.compare.docker_save import read_saved
 from torchkiln.docker.daemon import find_engine
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_reader import IteratorFile
 from torchkiln.runtimes.command import Bind
 from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 
@@ -237,8 +238,7 @@ def test_layers_in_the_manifests_order(
     data = saved(*blobs, documents_last=documents_last, layers=ORDER)
 
     pieces = (part for at in range(0, len(data), piece) for part in (b"", data[at : at + piece]))
-    with stream_of(pieces) as stream:
-        layers = read_saved(stream, lambda path: path == "c")
+    layers = read_saved(IteratorFile(pieces), lambda path: path == "c")
 
     assert [layer.diff_id for layer in layers] == ["sha256:1", "sha256:2", "sha256:1"]
     assert [layer.title for layer in layers] == ["COPY a b", "RUN rm a", ""]

@@ -137,7 +137,7 @@ def test_equal_digests_are_not_read(layout: Path, monkeypatch: pytest.MonkeyPatc
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a layer is read")
 
-    monkeypatch.setattr(images, "open_layer", never)
+    monkeypatch.setattr(images, "verified_layer", never)
     arguments = ["a", "a", "--output", str(layout), "--exit-code"]
     done = CliRunner().invoke(diff, [*arguments, "--json"], catch_exceptions=False)
     text = CliRunner().invoke(diff, arguments, catch_exceptions=False)

@@ -109,9 +109,7 @@ def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
     else:
         shutil.copy(image.layers[2].path, path)
 
-    with pytest.raises(
-        VerificationFailed, match=r"cannot read layer sha256:|layer sha256:\w+: digest mismatch"
-    ):
+    with pytest.raises(VerificationFailed, match=r"^\w{64}: (the data is damaged: |diff_id mismatch: )"):
         sboms.read(image, cache)
     noted = {image_layer.stem for image_layer in (cache / "records/evidence").glob("*")}
     assert image.layers[1].diff_id.removeprefix("sha256:") not in noted

@@ -6,15 +6,14 @@ order. It is read once as a stream, and not stored on disk.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 from torchkiln.model.contents import Layer, LayerContents
 from torchkiln.oci.compression import IDENTITY, of_head
 from torchkiln.oci.read_tar import PathFilter, layer_contents
-from torchkiln.oci.tar_reader import TarReader, pieces_of
+from torchkiln.oci.tar_reader import IteratorFile, Stream, TarReader, pieces_of, read_fully
 from torchkiln.util.strict_json import json_of
 
 _MAX_DOCUMENT = 4 << 20  # bytes of a JSON document
@@ -23,14 +22,7 @@ _TAR = b"ustar"
 _HEAD = 512
 
 
-@contextmanager
-def stream_of(chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-    """*chunks* as a file; chunks are fetched only as far as the file is read."""
-    with io.BufferedReader(_ChunkReader(iter(chunks)), 1 << 20) as stream:
-        yield cast(BinaryIO, stream)
-
-
-def read_saved(stream: BinaryIO, wanted: PathFilter) -> list[Layer]:
+def read_saved(stream: Stream, wanted: PathFilter) -> list[Layer]:
     """The layers of the image in *stream*, lowest first, with the text of *wanted* files.
 
     :raises ValueError: it is not a saved image, or has an unknown format.
@@ -45,17 +37,18 @@ def read_saved(stream: BinaryIO, wanted: PathFilter) -> list[Layer]:
             links[entry.path] = entry.target.removeprefix("../")
         if entry.kind != "file":
             continue
-        with io.BufferedReader(_ChunkReader(archive.content()), 1 << 20) as blob:
-            head = blob.peek(_HEAD)[:_HEAD]
-            if (compression := of_head(head)) is not IDENTITY:
-                with compression.open(cast(BinaryIO, blob)) as inflated:
-                    layers[entry.path] = (entry.size, layer_contents(inflated, wanted))
-            elif head[257:262] == _TAR:
-                layers[entry.path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
-            elif entry.size <= _MAX_DOCUMENT:
-                documents[entry.path] = blob.read()
-                if sum(map(len, documents.values())) > _MAX_DOCUMENTS:
-                    raise ValueError(f"more than {_MAX_DOCUMENTS >> 20} MiB of documents")
+        content = IteratorFile(archive.content())
+        head = read_fully(content, _HEAD)
+        blob = IteratorFile(chain([head], pieces_of(content)))
+        if (compression := of_head(head)) is not IDENTITY:
+            with compression.open(cast(BinaryIO, blob)) as inflated:
+                layers[entry.path] = (entry.size, layer_contents(inflated, wanted))
+        elif head[257:262] == _TAR:
+            layers[entry.path] = (None, layer_contents(blob, wanted))
+        elif entry.size <= _MAX_DOCUMENT:
+            documents[entry.path] = b"".join(pieces_of(blob))
+            if sum(map(len, documents.values())) > _MAX_DOCUMENTS:
+                raise ValueError(f"more than {_MAX_DOCUMENTS >> 20} MiB of documents")
     try:
         (manifest,) = json_of(documents["manifest.json"])
         config = json_of(documents[manifest["Config"]])
@@ -77,26 +70,3 @@ def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:
     history = config.get("history") or []
     titles = [str(entry.get("created_by", "")) for entry in history if not entry.get("empty_layer")]
     return [" ".join(text.split()) for text in titles] if len(titles) == count else [""] * count
-
-
-class _ChunkReader(io.RawIOBase):
-    """Chunks of bytes as a file that can be read once."""
-
-    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
-        super().__init__()
-        self._chunks = chunks
-        self._rest: bytes | memoryview = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill *buffer* from one chunk."""
-        while not self._rest:
-            try:
-                self._rest = next(self._chunks)
-            except StopIteration:
-                return 0
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count

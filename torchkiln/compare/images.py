@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, Protocol
 
-from torchkiln.compare.docker_save import read_saved, stream_of, titles_of
+from torchkiln.compare.docker_save import read_saved, titles_of
 from torchkiln.compare.layers import settings_of
 from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.docker.daemon import Engine, connected
-from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
+from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.model.contents import Layer, LayerContents, LayeredImage
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
-from torchkiln.oci.opening import open_layer
+from torchkiln.oci.opening import verified_layer
 from torchkiln.oci.read_tar import DAMAGED, PathFilter, layer_contents
+from torchkiln.oci.tar_reader import IteratorFile
 
-_CHUNK = 1 << 20  # bytes
 _TIMEOUT = 600  # seconds without data; an engine sends little while it packs layers
-_LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
 
 
 class ImageReader(Protocol):
@@ -52,12 +50,19 @@ def layered_images(a: ImageReader, b: ImageReader, observer: Observer) -> tuple[
 
 
 def contents_of(layer: LayerOnDisk, wanted: PathFilter, observer: Observer | None = None) -> LayerContents:
-    """The contents of *layer*, with the text of *wanted* files.
+    """The contents of *layer*, with the text of *wanted* files. Call `begin_reading` first.
 
     :raises VerificationFailed: it is damaged or does not match its diff_id.
     """
-    with _opened(layer, observer) as stream:
-        return layer_contents(stream, wanted)
+    observer = observer or Silent()
+
+    def on_read(count: int) -> None:
+        observer.advance("read", layer.digest, count)
+
+    with verified_layer(layer.path, layer.diff_id, on_read=on_read) as pieces:
+        contents = layer_contents(IteratorFile(pieces), wanted)
+    observer.end("read", layer.digest)
+    return contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,8 @@ class InEngine:
             if all(diff_id in known for diff_id in diff_ids):
                 layers = [known[diff_id] for diff_id in diff_ids]
             else:
-                with stream_of(_counted(client.get_image(self.name), description, observer)) as stream:
-                    layers = read_saved(stream, names_packages)
+                chunks = _counted(client.get_image(self.name), description, observer)
+                layers = read_saved(IteratorFile(chunks), names_packages)
         return _layered(description["Id"], _engine_settings(description), layers)
 
     @contextmanager
@@ -171,43 +176,3 @@ def begin_reading(layers: Iterable[LayerOnDisk], observer: Observer) -> None:
     """Report the sizes of all *layers* before the first is read, so that progress shows the total."""
     for layer in layers:
         observer.begin("read", layer.digest, layer.size)
-
-
-@contextmanager
-def _opened(layer: LayerOnDisk, observer: Observer | None) -> Iterator[BinaryIO]:
-    """The uncompressed tar of *layer*; its digest is verified at the end. Call `begin_reading` first."""
-    observer = observer or Silent()
-    try:
-        with open_layer(
-            layer.path, on_read=lambda count: observer.advance("read", layer.digest, count)
-        ) as stream:
-            hashed = _Hashed(stream)
-            yield cast(BinaryIO, hashed)
-            found = hashed.digest()
-        observer.end("read", layer.digest)
-    except DAMAGED as error:
-        raise VerificationFailed(f"cannot read layer {layer.digest}: {error}", hint=_LAYOUT_HINT) from error
-    if found != layer.diff_id:
-        raise VerificationFailed(
-            f"layer {layer.digest}: digest mismatch: the uncompressed tar is {found}, not {layer.diff_id}",
-            hint=_LAYOUT_HINT,
-        )
-
-
-class _Hashed:
-    """A stream that hashes the data that is read."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._hash = stream, hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Read, and hash."""
-        data = self._stream.read(size)
-        self._hash.update(data)
-        return data
-
-    def digest(self) -> str:
-        """Read the rest of the stream; returns the digest of all of it."""
-        while self.read(_CHUNK):
-            pass
-        return f"sha256:{self._hash.hexdigest()}"

@@ -5,19 +5,25 @@ Engines do the same and ignore the media type; readers compare the diff_id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from torchkiln.errors import VerificationFailed, printable
+from torchkiln.model.digest import Digest
 from torchkiln.oci.compression import HEAD, of_head
-from torchkiln.oci.tar_reader import RATIO, most_unpacked
+from torchkiln.oci.tar_reader import RATIO, most_unpacked, pieces_of
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _PIECE = 1 << 18  # bytes of one read
+_HINT = "run `verify` to see every fault of the layout; then build the image again"
 
 
 def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None] | None = None) -> BinaryIO:
@@ -41,6 +47,43 @@ def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None
         return ValueError(f"the blob unpacks to more than {limit} bytes, {RATIO} times its size")
 
     return cast(BinaryIO, _Bounded(stream, limit, over, file))
+
+
+@contextmanager
+def verified_layer(
+    blob: Path, diff_id: Digest, *, ahead: bool = False, on_read: Callable[[int], None] | None = None
+) -> Iterator[Iterator[bytes]]:
+    """The tar in *blob*, in pieces; parameters as in `open_layer`. After the `with` block, the rest is read.
+
+    :raises VerificationFailed: *blob* is missing or damaged, its tar has another digest than *diff_id*, or
+        the block raised ValueError.
+    """
+    hasher = hashlib.sha256()
+
+    def pieces(stream: BinaryIO) -> Iterator[bytes]:
+        for piece in pieces_of(stream):
+            hasher.update(piece)
+            yield piece
+
+    try:
+        stream = open_layer(blob, ahead=ahead, on_read=on_read)
+    except (OSError, ValueError) as error:
+        raise _unreadable(blob, error) from error
+    with stream:
+        try:
+            content = pieces(stream)
+            yield content
+            deque(content, maxlen=0)
+        except ValueError as error:
+            raise _unreadable(blob, error) from error
+    if (found := f"sha256:{hasher.hexdigest()}") != diff_id:
+        raise VerificationFailed(
+            f"{blob.name}: diff_id mismatch: expected {diff_id}, got {found}", hint=_HINT
+        )
+
+
+def _unreadable(blob: Path, error: Exception) -> VerificationFailed:
+    return VerificationFailed(f"{blob.name}: {printable(str(error))}", hint=_HINT)
 
 
 def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:

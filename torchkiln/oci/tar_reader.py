@@ -84,8 +84,8 @@ def pieces_of(stream: Stream) -> Iterator[bytes]:
 class IteratorFile:
     """A readable file with the bytes of an iterator."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces, self._rest = iter(pieces), b""
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
         """At most *size* bytes; none at the end."""
@@ -93,9 +93,15 @@ class IteratorFile:
             piece = next(self._pieces, None)
             if piece is None:
                 return b""
-            self._rest = piece
+            self._rest = memoryview(piece)
         part, self._rest = self._rest[:size], self._rest[size:]
-        return part
+        return bytes(part)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read at most as many bytes as *buffer* has."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def read_fully(stream: Stream, length: int) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import os
 import stat
 import struct
@@ -21,15 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
-from torchkiln.errors import BuildFailed, VerificationFailed, printable
+from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
 from torchkiln.oci.extract import EntryRefused, Extractor
 from torchkiln.oci.layer_index import Content, IndexedEntry, LayerIndex
-from torchkiln.oci.opening import open_layer
+from torchkiln.oci.opening import verified_layer
 from torchkiln.oci.tar_names import LayerPaths
-from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader
 from torchkiln.store.file_locks import in_use
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, tree_size
@@ -207,33 +206,24 @@ def _read_layer(
     check: Callable[[], None],
 ) -> LayerIndex:
     """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
-    hasher, paths = hashlib.sha256(), LayerPaths()
-    index: list[IndexedEntry] = []
+    paths, index = LayerPaths(), list[IndexedEntry]()
 
-    def pieces(stream: BinaryIO) -> Iterator[bytes]:
-        for piece in pieces_of(stream):
+    def checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
             check()
-            hasher.update(piece)
             yield piece
 
-    try:
-        with open_layer(layer.path, ahead=True) as stream:
-            tar = TarReader(pieces(stream))
-            for entry in tar:
-                for fault in paths.add(entry):
-                    raise EntryRefused(fault)
-                content = Content(entry, tar.content())
-                try:
-                    add(entry, content)
-                except EntryRefused as error:
-                    raise EntryRefused(f"layer entry {entry.path!r} {error}") from None
-                index.append(content.listed())
-    except ValueError as error:
-        raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
-    if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
-        raise VerificationFailed(
-            f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
-        )
+    with verified_layer(layer.path, layer.diff_id, ahead=True) as pieces:
+        tar = TarReader(checked(pieces))
+        for entry in tar:
+            for fault in paths.add(entry):
+                raise EntryRefused(fault)
+            content = Content(entry, tar.content())
+            try:
+                add(entry, content)
+            except EntryRefused as error:
+                raise EntryRefused(f"layer entry {entry.path!r} {error}") from None
+            index.append(content.listed())
     return tuple(index)
 
 
