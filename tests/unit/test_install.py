@@ -39,13 +39,6 @@ def test_destination(name: str, place: str) -> None:
     assert install.destination(name, WHEEL, SCHEME) == place
 
 
-@pytest.mark.parametrize("name", ["a.data/nowhere/x", "a.data/scripts", "a.data/scripts/", "a.data/stdlib/x"])
-def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
-    """A file directly in `.data` belongs to no scheme, and is refused, too."""
-    with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: entry .* unknown scheme key"):
-        install.destination(name, WHEEL, SCHEME)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -152,28 +145,18 @@ def test_launchers(text: bytes, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "a = p",
         "a = p:",
-        "a = p:m; import os",
         "a = p:m()",
         "a = p import os\nx:m",
-        "a = os:system('x')",
-        "../a = p:m",
-        "a/b = p:m",
-        ".hidden = p:m",
         "= p:m",
         "a\\b = p:m",
-        "a\u202eb = p:m",
         "a = p\u00fc:m",
-        "$(id) = p:m",
         "no entry",
         "a = p : m",
-        "-rf = p:m",
-        f"{'a' * 256} = p:m",
     ],
 )
 def test_an_invalid_entry_point_is_refused(line: str) -> None:
-    """Its name becomes a path, and its object reference becomes code, so both are checked strictly."""
+    """Its name becomes a path, and its object reference becomes code. tests/hostile has more of them."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: "):
         install.launchers(f"[console_scripts]\n{line}\n".encode(), WHEEL, SCHEME)
 
@@ -216,28 +199,6 @@ def test_a_written_record_reads_back(paths: list[str]) -> None:
     assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
     read = list(csv.reader(io.StringIO(text.decode(), newline="")))
     assert [row[0] for row in read] == sorted(paths)
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        (b"\xff,,\n", "invalid RECORD"),
-        (b'"open,,\n', "invalid RECORD"),
-        (b"a,sha256=x,1\na,sha256=y,1\n", "RECORD contains two different lines for 'a'"),
-        (b"a,md5=x,1\n", "RECORD has an unsupported hash for 'a': 'md5=x'"),
-        (b"a,x,1\n", "RECORD has an unsupported hash for 'a': 'x'"),
-        (b"../a,,\n", "RECORD contains a path outside the wheel: '../a'"),
-        (b"/a,,\n", "RECORD contains a path outside the wheel: '/a'"),
-        (b"a,,\n\n", "invalid RECORD: line without a path"),
-        (b",,\n", "invalid RECORD: line without a path"),
-        (b"a\x0cb,,\n", "invalid RECORD: too many lines, or unusual line endings"),
-        (b"a,,\n" * 400_001, "invalid RECORD: too many lines"),
-    ],
-)
-def test_an_invalid_record_is_refused(record: bytes, reason: str) -> None:
-    """It is not UTF-8, not CSV, or ambiguous."""
-    with pytest.raises(BadWheel, match=reason):
-        install.parse_record(record, WHEEL)
 
 
 @pytest.mark.parametrize(

@@ -111,19 +111,10 @@ def test_a_hard_link_to_a_file_of_a_lower_layer() -> None:
     assert tree["twin"] == tree["d/x"]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        tar_of([entry("a", kind=tarfile.LNKTYPE, to="nowhere")]),
-        tar_of([entry("a", b"x" * 600)])[:800],
-        b"no tar" * 200,
-        tar_of([entry("a", b"x")]).replace(b"0000755", b"zzzzzzz"),
-    ],
-    ids=["link to nowhere", "cut", "no tar", "header"],
-)
-def test_an_invalid_layer_is_refused(data: bytes) -> None:
+def test_a_hard_link_to_nowhere_is_refused() -> None:
+    """Other damage is in test_hostile_tars.py."""
     with pytest.raises(DAMAGED):
-        apply_layer({}, io.BytesIO(data))
+        tree_of([entry("a", kind=tarfile.LNKTYPE, to="nowhere")])
 
 
 def test_a_single_layer() -> None:

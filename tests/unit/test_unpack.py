@@ -73,42 +73,6 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
     assert allocated["short"] >= len(content["short"])
 
 
-@pytest.mark.parametrize(
-    ("entries", "words"),
-    [
-        pytest.param([entry("../x")], "contains '..'", id="dotdot"),
-        pytest.param([entry("/x")], "the name is absolute", id="absolute"),
-        pytest.param([entry("a/.wh.b")], "a whiteout of a path that no layer", id="whiteout"),
-        pytest.param([entry("n", kind=tarfile.CHRTYPE)], "a device or a pipe", id="device"),
-        pytest.param([entry("p", kind=tarfile.FIFOTYPE)], "a device or a pipe", id="pipe"),
-        pytest.param([entry("out/x", b"!")], "through a symbolic link", id="through-lower-link"),
-        pytest.param([folder("out"), entry("out/x")], "would replace a symbolic link", id="folder-over-link"),
-        pytest.param(
-            [entry("h", kind=tarfile.LNKTYPE, to="/etc/passwd")],
-            "the hard link target is absolute",
-            id="hard-absolute",
-        ),
-        pytest.param(
-            [entry("h", kind=tarfile.LNKTYPE, to="out/x")], "not an earlier file", id="hard-through-link"
-        ),
-    ],
-)
-def test_entries_that_leave_the_root_are_refused_and_nothing_stays(
-    tmp_path: Path, entries: list[tuple[tarfile.TarInfo, bytes]], words: str
-) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "x").write_text("untouched")
-    lower = layer(tmp_path, link("out", str(outside)))
-
-    with pytest.raises(VerificationFailed, match=words):
-        unpack([lower, layer(tmp_path, *entries)], tmp_path / "roots" / "r")
-
-    assert list((tmp_path / "roots").iterdir()) == []
-    assert (outside / "x").read_text() == "untouched"
-    assert [path.name for path in outside.iterdir()] == ["x"]
-
-
 def test_a_layer_that_is_not_its_diff_id_is_refused(tmp_path: Path) -> None:
     good = layer(tmp_path, entry("x", b"1"))
 
@@ -118,11 +82,12 @@ def test_a_layer_that_is_not_its_diff_id_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "roots").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "no gzip"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no gzip", "cut zstd"])
 def test_a_damaged_blob_is_an_error_of_ours(tmp_path: Path, damage: str) -> None:
-    good = layer(tmp_path, entry("x", bytes(range(256)) * 900))
-    data = bytearray(good.path.read_bytes())
-    if damage == "cut":
+    content = entry("x", bytes(range(256)) * 900)
+    good = layer(tmp_path, content)
+    data = bytearray(good.path.read_bytes() if damage != "cut zstd" else program(tar_of([content])))
+    if damage.startswith("cut"):
         del data[-500:]
     elif damage == "flipped":
         data[len(data) // 2] ^= 0xFF
@@ -136,34 +101,23 @@ def test_a_damaged_blob_is_an_error_of_ours(tmp_path: Path, damage: str) -> None
     assert list((tmp_path / "roots").iterdir()) == []
 
 
-def test_many_members_and_foreign_compressors_are_read(tmp_path: Path) -> None:
-    tar = tar_of([entry("x", b"y" * 3000)])
-    good = layer(tmp_path, entry("x", b"y" * 3000))
-    good.path.write_bytes(b"".join(gzip.compress(tar[at : at + 700]) for at in range(0, len(tar), 700)))
-
-    unpack([good], tmp_path / "root")
-
-    assert (tmp_path / "root/x").read_bytes() == b"y" * 3000
-
-
-@pytest.mark.parametrize("pack", [bytes, program, lambda tar: program(tar[:700]) + program(tar[700:])])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        bytes,
+        program,
+        lambda tar: program(tar[:700]) + program(tar[700:]),
+        lambda tar: b"".join(gzip.compress(tar[at : at + 700]) for at in range(0, len(tar), 700)),
+    ],
+)
 def test_a_layer_is_read_in_every_compression(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """Also with many members or frames, by other compressors."""
     good = layer(tmp_path, entry("x", b"y" * 3000))
     good.path.write_bytes(pack(tar_of([entry("x", b"y" * 3000)])))
 
     unpack([good], tmp_path / "root")
 
     assert (tmp_path / "root/x").read_bytes() == b"y" * 3000
-
-
-def test_a_zstd_layer_that_is_cut_is_refused(tmp_path: Path) -> None:
-    good = layer(tmp_path, entry("x", b"1"))
-    good.path.write_bytes(program(tar_of([entry("x", b"1")]))[:-5])
-
-    with pytest.raises(VerificationFailed, match="is damaged"):
-        unpack([good], tmp_path / "roots" / "r")
-
-    assert list((tmp_path / "roots").iterdir()) == []
 
 
 def test_an_image_is_unpacked_once(tmp_path: Path) -> None:
