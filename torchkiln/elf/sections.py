@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +17,8 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _IDENT = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
-_PT_DYNAMIC = 2
+PT_LOAD, PT_DYNAMIC = 1, 2
+_MOST = 10_000  # segments
 _RESERVED = 0xFF00  # an ELF header cannot hold this number of sections
 
 
@@ -71,16 +74,27 @@ def landmarks(head: bytes) -> list[tuple[int, int]]:
     """
     if len(head) < HEADER:
         return []
-    fields = _HEADER.unpack(head[:HEADER])
-    found = [_table(fields)]
-    segments = head[fields[5] : fields[5] + fields[10] * _SEGMENT.size]
-    for kind, _, offset, _, _, size, *_ in _SEGMENT.iter_unpack(
-        segments[: len(segments) // _SEGMENT.size * _SEGMENT.size]
-    ):
-        if kind == _PT_DYNAMIC:
-            found.append((offset, offset + size))
-            break
+    found = [_table(_HEADER.unpack(head[:HEADER]))]
+    with suppress(BadElf):
+        dynamic = (row for row in segments(memoryview(head)) if row[0] == PT_DYNAMIC)
+        found += [(at, at + size) for _, at, _, size in dynamic][:1]
     return found
+
+
+def segments(data: Data) -> Iterator[tuple[int, int, int, int]]:
+    """Type, offset, address and size in the file of each segment.
+
+    :raises BadElf: it is not a 64-bit little-endian ELF file, or its program headers are invalid.
+    """
+    head = bytes(data[:HEADER])
+    if len(head) < HEADER or not is_elf(head):
+        raise BadElf("not a 64-bit little-endian ELF file", 0)
+    fields = _HEADER.unpack(head)
+    start, size, count = fields[5], fields[9], fields[10]
+    if count and (size != _SEGMENT.size or count > _MOST or start + count * size > len(data)):
+        raise BadElf("the program headers are not inside of the file", 32)
+    for kind, _, offset, address, _, inside, _, _ in _SEGMENT.iter_unpack(data[start : start + count * size]):
+        yield kind, offset, address, inside
 
 
 def _table(header: tuple[int, ...]) -> tuple[int, int]:

@@ -67,8 +67,7 @@ def members(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """
     if deflate.__version__ != _PINNED:
         raise ToolMissing(
-            f"deflate {_PINNED} is required, but {deflate.__version__} is installed",
-            hint=HOW_TO_INSTALL,
+            f"deflate {_PINNED} is required, but {deflate.__version__} is installed", hint=HOW_TO_INSTALL
         )
     workers = min(os.cpu_count() or 1, 4)
     in_flight: deque[tuple[bytes, Future[bytes]]] = deque()

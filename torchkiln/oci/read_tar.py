@@ -6,11 +6,12 @@ It shares no code with the modules that write layers, so that comparisons of ima
 from __future__ import annotations
 
 import hashlib
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 
 from torchkiln.model.contents import Kind, LayerContents, TreeEntry
 from torchkiln.oci.tar_header import DamagedTar
-from torchkiln.oci.tar_names import is_in
+from torchkiln.oci.tar_names import OPAQUE, is_in, removed_by
 from torchkiln.oci.tar_reader import TREE_ENTRIES, EntryKind, Stream, TarEntry, TarReader, pieces_of
 
 #: Raised when the stream is damaged or not a tar.
@@ -18,7 +19,6 @@ DAMAGED = (OSError, EOFError, ValueError)
 
 _TEXT_LIMIT = 64 << 20  # bytes of a text file; a dpkg status file with all packages of Debian is as large
 _TEXTS_LIMIT = 256 << 20  # bytes of all text files of a layer; those of the base have three million
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _KINDS: Mapping[EntryKind, Kind] = {
     "file": "file",
     "folder": "folder",
@@ -37,13 +37,14 @@ def apply_layer(tree: dict[str, TreeEntry], stream: Stream, wanted: PathFilter =
     :raises DAMAGED: the stream is damaged or not a tar.
     """
     upper: dict[str, TreeEntry] = {}
+    present = ChainMap(upper, tree)
     deleted = []
     tar = TarReader(pieces_of(stream), most=TREE_ENTRIES)  # an engine exports a whole image as one tar
     for entry in tar:
         if whiteout := _deleted(entry.path):
             deleted.append(whiteout)
         elif entry.path:
-            upper[entry.path] = _thing(tar, entry, upper, tree, wanted)
+            upper[entry.path] = _thing(tar, entry, present, wanted)
     if len(tree) + len(upper) > TREE_ENTRIES:
         raise DamagedTar(f"the layers have more than {TREE_ENTRIES} entries in total")
     _delete_all(tree, deleted)
@@ -84,23 +85,17 @@ def layer_contents(stream: Stream, wanted: PathFilter) -> LayerContents:
     return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted), links=links)
 
 
-_FOLDER = TreeEntry(
-    kind="folder", mode=0o755, owner=(0, 0)
-)  # as engines create a folder that no layer contains
+#: As engines create a folder that no layer contains.
+_FOLDER = TreeEntry(kind="folder", mode=0o755, owner=(0, 0))
 
 
 def _thing(
-    tar: TarReader,
-    entry: TarEntry,
-    upper: dict[str, TreeEntry],
-    lower: dict[str, TreeEntry],
-    wanted: PathFilter,
+    tar: TarReader, entry: TarEntry, present: Mapping[str, TreeEntry], wanted: PathFilter
 ) -> TreeEntry:
     if entry.kind == "hard link":
-        linked = upper.get(entry.target) or lower.get(entry.target)
-        if linked is None:
+        if entry.target not in present:
             raise DamagedTar(f"{entry.path} is a hard link to {entry.target}, which does not exist")
-        return linked
+        return present[entry.target]
     sha256, text = "", None
     if entry.kind == "file":
         keep = wanted(entry.path)
@@ -134,10 +129,8 @@ def _content(tar: TarReader, entry: TarEntry, *, keep: bool) -> tuple[str, str]:
 
 def _deleted(path: str) -> str:
     """The path that the whiteout *path* deletes; empty if it is not a whiteout."""
-    folder, slash, name = path.rpartition("/")
-    if name == _OPAQUE:
-        return folder + "/"
-    return folder + slash + name.removeprefix(_WHITEOUT) if name.startswith(_WHITEOUT) else ""
+    folder, _, name = path.rpartition("/")
+    return folder + "/" if name == OPAQUE else removed_by(path)
 
 
 def _delete_all(tree: dict[str, TreeEntry], deleted: list[str]) -> None:

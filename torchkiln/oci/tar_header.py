@@ -60,25 +60,8 @@ def parse_header(block: bytes) -> Header:
 
     :raises DamagedTar: it is invalid, or readers could understand it differently.
     """
-    (
-        name,
-        mode,
-        uid,
-        gid,
-        size,
-        mtime,
-        checksum,
-        kind,
-        target,
-        magic,
-        version,
-        _,
-        _,
-        major,
-        minor,
-        prefix,
-        rest,
-    ) = _FIELDS.unpack(block)
+    name, mode, uid, gid, size, mtime, checksum, kind, target, *more = _FIELDS.unpack(block)
+    magic, version, _, _, major, minor, prefix, rest = more
     if sum(block) - sum(checksum) + 8 * 32 != number(checksum, "checksum"):
         raise DamagedTar("checksum mismatch")
     gnu = (magic, version) == (b"ustar ", b" \0")
@@ -99,10 +82,7 @@ def parse_header(block: bytes) -> Header:
         gid=number(gid, "group id", most=OWNER_LIMIT, empty=True),
         size=number(size, "size", most=_SIZE_LIMIT),
         mtime=number(mtime, "time", most=_TIME_LIMIT, empty=True),
-        device=(
-            number(major, "major device number", empty=True),
-            number(minor, "minor device number", empty=True),
-        ),
+        device=(number(major, "device number", empty=True), number(minor, "device number", empty=True)),
     )
 
 
@@ -175,21 +155,17 @@ def _check_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
     if key == "hdrcharset":
         if value.decode("latin-1") not in _CHARACTERS:
             raise DamagedTar("the pax record 'hdrcharset' names a character set other than UTF-8")
-    elif (
-        key not in _KNOWN
-        and key not in _WITHOUT_EFFECT
-        and not (key.startswith(_XATTR) and len(key) > len(_XATTR))
-    ):
+    elif key in _KNOWN:
+        if not value or b"\0" in value:
+            raise DamagedTar(f"the pax record {key!r} is empty or contains a NUL byte")
+    elif key not in _WITHOUT_EFFECT and (not key.startswith(_XATTR) or key == _XATTR):
         raise DamagedTar(f"unknown pax record {key[:80]!r}")
-    elif key in _KNOWN and (not value or b"\0" in value):
-        raise DamagedTar(f"the pax record {key!r} is empty or contains a NUL byte")
 
 
 def xattrs_of(records: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The extended attributes among pax *records*, sorted by name."""
-    return tuple(
-        sorted((key[len(_XATTR) :], value) for key, value in records.items() if key.startswith(_XATTR))
-    )
+    found = ((key[len(_XATTR) :], value) for key, value in records.items() if key.startswith(_XATTR))
+    return tuple(sorted(found))
 
 
 def size_of(header: Header, records: Mapping[str, str]) -> int:

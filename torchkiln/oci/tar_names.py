@@ -6,13 +6,13 @@ from collections.abc import Iterator, Set
 
 from torchkiln.oci.tar_reader import TarEntry
 
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 def removed_by(path: str) -> str:
     """The path of lower layers that the entry *path* removes; empty if it is not a whiteout of one path."""
     folder, slash, name = path.rpartition("/")
-    if not name.startswith(_WHITEOUT) or name in (_WHITEOUT, _OPAQUE):
+    if not name.startswith(_WHITEOUT) or name in (_WHITEOUT, OPAQUE):
         return ""
     return folder + slash + name.removeprefix(_WHITEOUT)
 

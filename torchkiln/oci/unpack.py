@@ -201,9 +201,7 @@ def _unpack_all(
 
 
 def _read_layer(
-    layer: LayerBlob,
-    add: Callable[[TarEntry, Iterable[memoryview]], object],
-    check: Callable[[], None],
+    layer: LayerBlob, add: Callable[[TarEntry, Iterable[memoryview]], object], check: Callable[[], None]
 ) -> LayerIndex:
     """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
     paths, index = LayerPaths(), list[IndexedEntry]()

@@ -58,11 +58,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        root: Path,
-        *,
-        on_wait: Callable[[Holder], None] = lambda _: None,
-        shared: Path | None = None,
+        self, root: Path, *, on_wait: Callable[[Holder], None] = lambda _: None, shared: Path | None = None
     ) -> None:
         _require_private(root)
         self.root = root
@@ -311,17 +307,10 @@ def _require_private(root: Path) -> None:
     require_private(
         root,
         "the cache",
-        (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records"))),
+        (*_FOLDERS, *(f"records/{kind.name}" for kind in (root / "records").glob("*"))),
         hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; to share a cache"
         f" between users, set {shared_cache.VARIABLE} (docs/cache.md)",
     )
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def age(path: Path) -> float:

@@ -23,11 +23,7 @@ _Found = Mapping[_Key, "LayerFacts | OSError"]
 
 
 def validate(
-    layout: Path,
-    ref: str | None = None,
-    *,
-    workers: int | None = None,
-    observer: Observer | None = None,
+    layout: Path, ref: str | None = None, *, workers: int | None = None, observer: Observer | None = None
 ) -> tuple[LayoutFault, ...]:
     """The faults of the image *ref* in *layout*, a name or a manifest digest; without *ref*, of all images.
 
@@ -117,9 +113,7 @@ def _inspect_all(
 
 
 def _observe(
-    tasks: Mapping[Future[LayerFacts | OSError], tuple[int, _Key]],
-    read: Sequence[int],
-    observer: Observer,
+    tasks: Mapping[Future[LayerFacts | OSError], tuple[int, _Key]], read: Sequence[int], observer: Observer
 ) -> None:
     """Report the bytes that the processes have *read*, until all *tasks* are done."""
     reported, left = [0] * len(tasks), set(tasks)
