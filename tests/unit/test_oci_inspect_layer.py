@@ -113,7 +113,7 @@ def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
 
     assert (facts.digest, facts.diff_id, facts.faults) == (digest(blob), digest(tar), ())
     assert (facts.size, facts.unpacked) == (len(blob), len(tar))
-    assert facts.others == {"zeros", "noise"}
+    assert facts.paths.others == {"zeros", "noise"}
 
 
 def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

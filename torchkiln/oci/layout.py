@@ -30,6 +30,7 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import check_directory, check_file, descriptors, diff_ids, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
+from torchkiln.util.files import write_atomic
 from torchkiln.util.schema import shown
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -88,25 +89,18 @@ def write_image(
     """
     names = tuple(refs) or (plan.tag,)
     documents = describe(plan, layers, layer_format)
-    try:
-        with _locked(layout):
-            target = _create(layout)
-            _sweep(target)
-            for layer in layers:
-                _place(blob_path(layer.blob.digest), target.blob(layer.blob.digest), layer)
-            for document in (documents.config, documents.manifest):
-                _replace(target.blob(digest_of(document)), document)
-            if lock:
-                _replace(target.lock(documents.manifest_digest), lock)
-            if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
-                # An unreadable image may need any blob: then all are kept, and `verify` reports it.
-                with contextlib.suppress(VerificationFailed):
-                    _prune(target)
-    except OSError as error:
-        hint = "free disk space, or choose another folder with --output"
-        raise BuildFailed(
-            f"the layout {layout} cannot be written: {error.strerror or error}", hint=hint
-        ) from error
+    with _writing(layout) as target:
+        _sweep(target)
+        for layer in layers:
+            _place(blob_path(layer.blob.digest), target.blob(layer.blob.digest), layer)
+        for document in (documents.config, documents.manifest):
+            _replace(target.blob(digest_of(document)), document)
+        if lock:
+            _replace(target.lock(documents.manifest_digest), lock)
+        if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
+            # An unreadable image may need any blob: then all are kept, and `verify` reports it.
+            with contextlib.suppress(VerificationFailed):
+                _prune(target)
     return BuiltImage(
         tag=plan.tag,
         manifest=documents.manifest_digest,
@@ -122,14 +116,10 @@ def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Lay
 
     :raises BuildFailed: the folder cannot be written.
     """
-    try:
-        with _locked(path):
-            target = _create(path)
-            for document in (config, manifest):
-                _replace(target.blob(digest_of(document)), document)
-            target.name_image((ref,), digest_of(manifest), len(manifest))
-    except OSError as error:
-        raise BuildFailed(f"the layout {path} cannot be written: {error.strerror or error}") from error
+    with _writing(path) as target:
+        for document in (config, manifest):
+            _replace(target.blob(digest_of(document)), document)
+        target.name_image((ref,), digest_of(manifest), len(manifest))
     return target
 
 
@@ -303,6 +293,19 @@ def _locked(layout: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[Layout]:
+    """The locked layout at *path*, created if missing; an OSError in the block becomes a BuildFailed."""
+    try:
+        with _locked(path):
+            yield _create(path)
+    except OSError as error:
+        raise BuildFailed(
+            f"the layout {path} cannot be written: {error.strerror or error}",
+            hint="free disk space, or choose another folder with --output",
+        ) from error
+
+
 def _create(path: Path) -> Layout:
     if not (path / "index.json").exists():
         # Dot files are the lock and the temporary files of a killed process.
@@ -354,16 +357,7 @@ def _replace(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
-    temporary = _neighbour(path)
-    try:
-        with temporary.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, data, sync=True)
 
 
 def _neighbour(path: Path) -> Path:

@@ -52,10 +52,7 @@ class LayerFacts:
     size: int
     unpacked: int
     faults: tuple[str, ...]
-    folders: frozenset[str]
-    others: frozenset[str]
-    removed: frozenset[str]  # paths of lower layers, by whiteouts
-    missing_parents: tuple[str, ...]  # folders that a lower layer must contain
+    paths: LayerPaths
 
 
 def inspect_layer(
@@ -102,10 +99,7 @@ def inspect_layer(
         size=source.size,
         unpacked=size,
         faults=(*faults, *tar.faults()),
-        folders=frozenset(tar.paths.folders),
-        others=frozenset(tar.paths.others),
-        removed=frozenset(tar.paths.removed),
-        missing_parents=tuple(tar.paths.missing_parents()),
+        paths=tar.paths,
     )
 
 

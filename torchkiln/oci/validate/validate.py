@@ -72,15 +72,15 @@ def _broken_claims(image: ImageClaim, found: _Found) -> Iterator[LayoutFault]:
         if claim != facts.diff_id:
             what = f"wrong diff_id: {claim} in the config, the layer has {facts.diff_id}"
             yield LayoutFault(where=layer.where, what=what)
-        if facts.removed:
-            known = {path: folder for path, folder in known.items() if not is_in(path, facts.removed)}
-        for parent in facts.missing_parents:
+        paths = facts.paths
+        if paths.removed:
+            known = {path: folder for path, folder in known.items() if not is_in(path, paths.removed)}
+        for parent in paths.missing_parents():
             if not known.get(parent):
                 state = "not a directory" if parent in known else "missing"
                 what = f"parent missing: {parent} is not in this layer and {state} in those below"
                 yield LayoutFault(where=layer.where, what=what)
-        known.update(dict.fromkeys(facts.folders, True))
-        known.update(dict.fromkeys(facts.others, False))
+        known |= dict.fromkeys(paths.folders, True) | dict.fromkeys(paths.others, False)
 
 
 def _inspect_all(
