@@ -207,16 +207,6 @@ FIXED = {
             ("easy_install-tool", "easy:main"),
         ),
     ),
-    "stale-pyc": WheelSpec(
-        name="stale",
-        files=(
-            MODULE,
-            File(path="package/__pycache__/__init__.cpython-311.pyc", data=b"old"),
-            File(path="package/__pycache__/__init__.cpython-39.pyc", data=b"older"),
-            File(path="package/__pycache__/alone.cpython-311.pyc", data=b"no source"),
-            File(path="package/bare.pyc", data=b"legacy place"),
-        ),
-    ),
     "name": WheelSpec(
         name="A.Strange_Name", version="1.0+cu126", files=(File(path="strange.py", data=CODE),)
     ),

@@ -88,11 +88,8 @@ class InLayout:
             else:
                 contents = contents_of(layer, names_packages, observer)
             layers.append(Layer(diff_id=layer.diff_id, title=title, size=layer.size, contents=contents))
-        return _layered(self.image.manifest, self._settings(), layers)
-
-    def _settings(self) -> dict[str, str]:
-        config = self.image.config
-        return settings_of(config.get("config") or {}, _platform(config, "os", "architecture"))
+        settings = _settings(self.image.config, "config", "os", "architecture")
+        return _layered(self.image.manifest, settings, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,8 @@ class InEngine:
             else:
                 chunks = _counted(client.get_image(self.name), description, observer)
                 layers = read_saved(IteratorFile(chunks), names_packages)
-        return _layered(description["Id"], _engine_settings(description), layers)
+        settings = _settings(description, "Config", "Os", "Architecture")
+        return _layered(description["Id"], settings, layers)
 
     @contextmanager
     def _api(self) -> Iterator[Any]:
@@ -164,12 +162,10 @@ def _layered(digest: str, settings: Mapping[str, str], layers: Sequence[Layer]) 
     )
 
 
-def _engine_settings(description: Mapping[str, Any]) -> dict[str, str]:
-    return settings_of(description.get("Config") or {}, _platform(description, "Os", "Architecture"))
-
-
-def _platform(description: Mapping[str, Any], system: str, processor: str) -> str:
-    return f"{description.get(system, '')}/{description.get(processor, '')}"
+def _settings(description: Mapping[str, Any], container: str, system: str, processor: str) -> dict[str, str]:
+    """The settings in *description*, which has its parts under these keys."""
+    platform = f"{description.get(system, '')}/{description.get(processor, '')}"
+    return settings_of(description.get(container) or {}, platform)
 
 
 def begin_reading(layers: Iterable[LayerOnDisk], observer: Observer) -> None:

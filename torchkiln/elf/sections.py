@@ -1,4 +1,8 @@
-"""Reads the header and the section table of a 64-bit little-endian ELF file; the file is not trusted."""
+"""Reads the tables of a 64-bit little-endian ELF file, and its SONAME; the file is not trusted.
+
+The SONAME, by which the loader finds a library, is read by the program headers, as the loader and ldconfig
+do: the section table can be missing or wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,11 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _IDENT = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
-PT_LOAD, PT_DYNAMIC = 1, 2
-_MOST = 10_000  # segments
+_PAIR = struct.Struct("<QQ")
+_LOAD, _DYNAMIC = 1, 2
+_NULL, _STRTAB, _SONAME = 0, 5, 14
+_MOST = 10_000  # segments, and entries of the dynamic section
+_LONGEST = 4096  # bytes of a name
 _RESERVED = 0xFF00  # an ELF header cannot hold this number of sections
 
 
@@ -76,7 +83,7 @@ def landmarks(head: bytes) -> list[tuple[int, int]]:
         return []
     found = [_table(_HEADER.unpack(head[:HEADER]))]
     with suppress(BadElf):
-        dynamic = (row for row in segments(memoryview(head)) if row[0] == PT_DYNAMIC)
+        dynamic = (row for row in segments(memoryview(head)) if row[0] == _DYNAMIC)
         found += [(at, at + size) for _, at, _, size in dynamic][:1]
     return found
 
@@ -133,3 +140,53 @@ def _row(fields: tuple[int, ...], at: int, length: int) -> Section:
     if stop > length:
         raise BadElf("a section extends beyond the end of the file", at)
     return Section(at=at, name=name, kind=kind, flags=flags, size=size, start=start, stop=stop, link=link)
+
+
+def soname_of(data: Data) -> str:
+    """The SONAME in *data*; empty if it has none.
+
+    :raises BadElf: it is not a 64-bit little-endian ELF file, or malformed.
+    """
+    rows = list(segments(data))
+    dynamic = [(offset, size) for kind, offset, _, size in rows if kind == _DYNAMIC]
+    if not dynamic:
+        return ""
+    if len(dynamic) > 1:
+        raise BadElf("two dynamic sections", HEADER)
+    found = dict[int, int]()
+    for tag, value in _entries(data, *dynamic[0]):
+        if tag in found and tag in (_STRTAB, _SONAME):
+            raise BadElf("duplicate DT_SONAME or DT_STRTAB", dynamic[0][0])
+        found[tag] = value
+    if _SONAME not in found:
+        return ""
+    if _STRTAB not in found:
+        raise BadElf("DT_SONAME without DT_STRTAB", dynamic[0][0])
+    return _text(data, _offset(rows, found[_STRTAB]) + found[_SONAME])
+
+
+def _entries(data: Data, offset: int, size: int) -> Iterator[tuple[int, int]]:
+    """The entries of the dynamic section, up to the last."""
+    count = size // _PAIR.size
+    if count > _MOST or offset + size > len(data):
+        raise BadElf("the dynamic section is not inside of the file, or too long", offset)
+    for tag, value in _PAIR.iter_unpack(data[offset : offset + count * _PAIR.size]):
+        if tag == _NULL:
+            return
+        yield tag, value
+
+
+def _offset(rows: list[tuple[int, int, int, int]], address: int) -> int:
+    """The offset of *address* in the file."""
+    for kind, offset, start, size in rows:
+        if kind == _LOAD and start <= address < start + size:
+            return offset + address - start
+    raise BadElf("DT_STRTAB is in no segment", HEADER)
+
+
+def _text(data: Data, start: int) -> str:
+    end = start + _LONGEST
+    name, zero, _ = bytes(data[start:end]).partition(b"\0")
+    if not zero:
+        raise BadElf("a name is outside of the file, or too long", start)
+    return name.decode("utf-8", "backslashreplace")
