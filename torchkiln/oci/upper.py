@@ -45,7 +45,7 @@ def write_upper(
         changed = sorted(path for path, thing in above.items() if below.get(path) != thing)
         whole.seek(0)
         tar = tarfile.open(fileobj=whole, mode="r:")  # noqa: SIM115 - the caller closes the stream
-        members = {_path_of(member): member for member in tar}
+        members = {_path_of(member.name): member for member in tar}
         if faults := [*_faults(below, above, changed), *_whiteouts(members)]:
             more = [f"and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
             raise BuildFailed(
@@ -56,7 +56,7 @@ def write_upper(
         first: dict[str, str] = {}  # the file of a hard link -> the path at which it was written
         for path in sorted({*changed, *folders}):
             member = members.get(path)
-            file = _path_of_link(member) if member is not None and member.islnk() else path
+            file = _path_of(member.linkname) if member is not None and member.islnk() else path
             if member is not None and hard_links and file in first:
                 out.write(_hard_link(member, path, first[file], mtime))
             else:
@@ -71,15 +71,10 @@ def write_upper(
     out.write(END)
 
 
-def _path_of(member: tarfile.TarInfo) -> str:
-    """The path relative to the root; empty for the root."""
-    path = posixpath.normpath(member.name).lstrip("/")
+def _path_of(name: str) -> str:
+    """The path of *name* relative to the root; empty for the root."""
+    path = posixpath.normpath(name).lstrip("/")
     return "" if path == "." else path
-
-
-def _path_of_link(member: tarfile.TarInfo) -> str:
-    """The path of the file to which the hard link *member* refers."""
-    return posixpath.normpath(member.linkname).lstrip("/")
 
 
 def _hard_link(member: tarfile.TarInfo, path: str, target: str, mtime: int) -> bytes:

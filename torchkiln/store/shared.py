@@ -87,7 +87,11 @@ def _opened(folder: Path, below: Path, *, make: bool = False) -> Iterator[int]:
     here = os.open(folder, flags)
     try:
         for part in below.parts:
-            new = make and _make(here, part)
+            new = False
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=here)
+                    new = True
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=here)
             if new:  # the same permissions as the shared folder
                 os.fchmod(inner, stat.S_IMODE(os.fstat(here).st_mode))
@@ -96,11 +100,3 @@ def _opened(folder: Path, below: Path, *, make: bool = False) -> Iterator[int]:
         yield here
     finally:
         os.close(here)
-
-
-def _make(folder: int, name: str) -> bool:
-    try:
-        os.mkdir(name, dir_fd=folder)
-    except FileExistsError:
-        return False
-    return True

@@ -7,6 +7,7 @@ the same way. One reader for all versions of Python also keeps digests independe
 
 from __future__ import annotations
 
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -88,8 +89,7 @@ def _end(wheel: WheelFile) -> tuple[int, int, int]:
     place = tail.rfind(b"PK\5\6")
     if place < 0 or len(tail) - place < _END.size:
         raise BadZip("end of central directory record not found: truncated, or not a zip file")
-    others = [at for at in _places(tail[:place], b"PK\5\6") if _fits(tail, at)]
-    if others:
+    if any(_fits(tail, found.start()) for found in re.finditer(rb"PK\x05\x06", tail[:place])):
         raise BadZip("two end of central directory records, both plausible")
     if not _fits(tail, place):
         raise BadZip("trailing data after the end of central directory record")
@@ -115,13 +115,6 @@ def _fits(tail: bytes, place: int) -> bool:
         return False
     comment = _END.unpack_from(tail, place)[-1]
     return bool(place + _END.size + comment == len(tail))
-
-
-def _places(data: bytes, what: bytes) -> Iterator[int]:
-    place = data.find(what)
-    while place >= 0:
-        yield place
-        place = data.find(what, place + 1)
 
 
 def _end64(
@@ -152,12 +145,9 @@ def _lines(data: bytes, count: int) -> Iterator[WheelEntry]:
     for _ in range(count):
         if len(data) - place < _LINE.size:
             raise BadZip("truncated central directory, or fewer entries than its end record says")
-        fields = _LINE.unpack_from(data, place)
-        signature, _, version, flags, method, _, _, crc, compressed, size, *lengths, disk, _, mode, at = (
-            fields
-        )
+        signature, _, version, flags, method, _, _, *rest = _LINE.unpack_from(data, place)
+        crc, compressed, size, name, extra, comment, disk, _, mode, at = rest
         place += _LINE.size
-        name, extra, comment = lengths
         if signature != b"PK\1\2" or len(data) - place < name + extra + comment:
             raise BadZip("bad magic number or length in the central directory")
         raw = data[place : place + name]

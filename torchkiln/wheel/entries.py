@@ -53,7 +53,7 @@ def entries(wheel: WheelFile, filename: str) -> tuple[WheelEntry, ...]:
         raise BadWheel(filename, "extra bytes before the first entry")
     found = [entry for entry in found if not entry.name.endswith("/")]
     _refuse_collisions(found, filename)
-    if fault := size_fault(((entry.name, entry.size) for entry in found), wheel.size):
+    if fault := _size_fault(found, wheel.size):
         raise BadWheel(filename, fault)
     return tuple(found)
 
@@ -169,10 +169,10 @@ _SOURCE = 16 << 20  # bytes of a Python source, which the compiler reads at once
 _METADATA = {"METADATA": 4 << 20, "WHEEL": 1 << 20, "entry_points.txt": 1 << 20, "RECORD": 16 << 20}
 
 
-def size_fault(files: Iterable[tuple[str, int]], wheel: int) -> str:
-    """Why a wheel of *wheel* bytes with *files* (name, bytes) is too large; empty if it is not."""
+def _size_fault(found: Iterable[WheelEntry], wheel: int) -> str:
+    """Why a wheel of *wheel* bytes with the entries *found* is too large; empty if it is not."""
     total = scripts = 0
-    for name, size in files:
+    for name, size in ((entry.name, entry.size) for entry in found):
         limit = _limit(name)
         if limit is not None and size > limit:
             return f"entry {name!r} is too large: {size} bytes, at most {limit} are allowed"
