@@ -86,15 +86,6 @@ def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> No
     assert blobs(tmp_path / "ab") == blobs(tmp_path / "ba")
 
 
-def test_images_share_blobs(tmp_path: Path) -> None:
-    """The blob of a common base is stored once; config and manifest do not contain the tag."""
-    build(tmp_path, "a", content=b"1")
-    build(tmp_path, "b", content=b"2")
-
-    assert list(open_layout(tmp_path / "layout").refs()) == ["a", "b"]
-    assert len(blobs(tmp_path)) == 3 + 2 * 2
-
-
 def test_aliases_are_written_on_request(tmp_path: Path) -> None:
     """With `refs`, one manifest gets several names; without, only the tag."""
     built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))

@@ -62,11 +62,6 @@ def test_the_golden_wheel_has_the_golden_digest() -> None:
     assert layer_facts(LAYER_WHEEL) == json.loads(LAYER.read_text())
 
 
-def test_the_same_wheel_twice(wheel: Path) -> None:
-    """No clock, random number or earlier run changes the layer."""
-    assert layer_of([wheel]) == layer_of([wheel])
-
-
 def test_a_tail_read_beforehand_changes_nothing(wheel: Path) -> None:
     """The tail may be a part of the zip directory, all of it, or the whole file."""
     size = wheel.stat().st_size

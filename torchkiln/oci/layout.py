@@ -30,7 +30,7 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import check_directory, check_file, descriptors, diff_ids, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
-from torchkiln.util.files import write_atomic
+from torchkiln.util.files import replacing
 from torchkiln.util.schema import shown
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -357,7 +357,11 @@ def _replace(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
-    write_atomic(path, data, sync=True)
+    with replacing(path) as temporary, temporary.open("wb") as out:
+        temporary.chmod(0o644)
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _neighbour(path: Path) -> Path:

@@ -21,21 +21,15 @@ _RENAME_EXCHANGE = 2  # from linux/fs.h
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write *data* to *path* through a temporary file beside it; creates the parent folder.
-
-    :param sync: write to the disk before the file gets its name, so that a power cut leaves no empty file.
 
     :raises OSError: the folder cannot be written or the disk is full; *path* is then unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("wb") as out:
-            out.write(data)
-            if sync:
-                out.flush()
-                os.fsync(out.fileno())
+        temporary.write_bytes(data)
         temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
