@@ -1,1 +1,1 @@
-"""Compares two images by files or by layers."""
+"""Compares two images by packages, settings and layers."""
