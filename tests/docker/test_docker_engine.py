@@ -86,7 +86,7 @@ def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
     host = scene.environ["DOCKER_HOST"]
 
     with pytest.raises(BuildFailed, match=r"cannot load the image.*No such file"):
-        load(image, ["cut:1"], Engine(host=host, version="", buildx=()), Silent())
+        load(image, ["cut:1"], Engine(host=host, version=""), Silent())
 
     assert scene.docker("image", "ls", "--quiet", "cut:1") == ""
 

@@ -1,8 +1,7 @@
-"""The command line of BuildKit's client, and the parser of its output."""
+"""The command line of BuildKit's client, and what is read from its plain progress."""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Iterator
@@ -27,11 +26,6 @@ REQUEST = build.BuildxRequest(
     secrets=(("apt-ca", Path("/secrets/apt-ca")),),
 )
 STEP = "[stage-2  5/18] RUN pip install torch"
-
-
-def log(data: bytes, stream: int = 2) -> dict[str, object]:
-    """A piece of a build step's output, as an event of BuildKit's JSON output."""
-    return {"vertex": f"sha256:{STEP}", "stream": stream, "data": base64.b64encode(data).decode()}
 
 
 class RecordingObserver(Silent):
@@ -66,18 +60,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     return docker_prints
 
 
-def printed(pretty: bool, **status: Any) -> str:
-    """A JSON object in the format of buildx: on several lines until version 0.13, later on one line."""
-    return json.dumps(status, indent=2 if pretty else None)
-
-
-def vertex(name: str = STEP, **more: Any) -> dict[str, Any]:
-    return {"digest": f"sha256:{name}", "name": name, **more}
-
-
 def test_the_command_line() -> None:
-    assert build.command(REQUEST, Path("/m.json"), "rawjson") == [
-        *("docker", "buildx", "build", "--progress=rawjson", "--provenance=false"),
+    assert build.command(REQUEST, Path("/m.json")) == [
+        *("docker", "buildx", "build", "--progress=plain", "--provenance=false"),
         *("--metadata-file", "/m.json", "--load", "--builder", "far"),
         *("--build-context", "wheels=/wheels", "--build-context", "base=oci-layout:///base@sha256:1"),
         *("--build-arg", "BASE=base", "--build-arg", "SOURCE_DATE_EPOCH=7"),
@@ -87,87 +72,74 @@ def test_the_command_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("pretty", [True, False])
-def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path, pretty: bool) -> None:
+def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path) -> None:
+    """buildx names a step again when its output continues; a program's output has the time before it."""
     digest = "sha256:" + "a" * 64
     lines = [
         "#0 building with default",
-        printed(pretty, vertexes=[vertex("[internal] load build definition", started="1", completed="2")]),
-        printed(pretty, vertexes=[vertex(started="1")]),
-        printed(pretty, vertexes=[vertex(started="1")], statuses=[{"id": "x", "current": 1}]),
-        printed(pretty, vertexes=[vertex(started="1", completed="2")]),
+        "#1 [internal] load build definition from Dockerfile",
+        "#1 DONE 0.0s",
+        "",
+        f"#9 {STEP}",
+        "#9 0.412 #9 DONE 1.0s",
+        "#9 ...",
+        "#10 [stage-2  6/18] COPY a /b",
+        "#10 CACHED",
+        f"#9 {STEP}",
+        "#9 DONE 2.5s",
     ]
     observer = RecordingObserver()
     environ = client("\n".join(lines), 0, digest)
 
-    found = build.build_with_buildx(
-        REQUEST, tmp_path / "metadata.json", environ=environ, progress="rawjson", observer=observer
-    )
+    found = build.build_with_buildx(REQUEST, tmp_path / "metadata.json", environ=environ, observer=observer)
 
     assert found == digest
     assert observer.lines == [
         "begin step [stage-2 5/18] RUN pip install torch",
+        "begin step [stage-2 6/18] COPY a /b",
+        "end step [stage-2 6/18] COPY a /b",
         "end step [stage-2 5/18] RUN pip install torch",
     ]
 
 
-@pytest.mark.parametrize("pretty", [True, False])
-def test_a_failed_step_shows_its_last_lines_and_its_position(
-    client: Any, tmp_path: Path, pretty: bool
-) -> None:
-    """BuildKit sends partial lines and partial characters, so every position of a split is tested."""
-    logs = [
-        piece
-        for number in range(50)
-        for piece in (
-            log(f"li{'ñ' * 9}".encode()[:-1]),
-            log(b"a warn", 1),
-            log(f"ñ {number}\n\n".encode()[1:]),
-        )
-    ]
-    lines = [
-        printed(pretty, vertexes=[vertex(started="1")]),
-        *(printed(pretty, logs=[piece]) for piece in logs),
-        printed(
-            pretty,
-            vertexes=[vertex(started="1", completed="2", error="process did not end well: exit code: 1")],
-        ),
-        "Dockerfile:17",
-        "--------------------",
-        "  17 | >>> RUN pip install torch",
-        "--------------------",
-        "ERROR: failed to solve: process did not end well",
-    ]
+def failure(client: Any, tmp_path: Path, lines: list[str]) -> BuildFailed:
     with pytest.raises(BuildFailed) as caught:
         build.build_with_buildx(
-            REQUEST,
-            tmp_path / "metadata.json",
-            environ=client("\n".join(lines), 1),
-            progress="rawjson",
-            observer=Silent(),
+            REQUEST, tmp_path / "metadata.json", environ=client("\n".join(lines), 1), observer=Silent()
         )
+    return caught.value
 
-    message = caught.value.message
-    assert message.startswith(
-        "step '[stage-2 5/18] RUN pip install torch' failed: process did not end well: exit code: 1\n"
-        f"  li{'ñ' * 9} 31\n"
+
+def test_a_failed_step_shows_its_last_lines_and_its_position(client: Any, tmp_path: Path) -> None:
+    found = failure(
+        client,
+        tmp_path,
+        [
+            f"#9 {STEP}",
+            *(f"#9 0.{number} line {number}" for number in range(50)),
+            "#9 ERROR: process did not end well: exit code: 1",
+            "------",
+            f" > {STEP}:",
+            *(f"0.{number} line {number} ñ" for number in range(40, 50)),
+            "------",
+            "Dockerfile:17",
+            "--------------------",
+            "  17 | >>> RUN pip install torch",
+            "--------------------",
+            "ERROR: failed to solve: process did not end well",
+        ],
     )
-    assert f"  li{'ñ' * 9} 49\n  {'a warn' * 50}\nDockerfile:17\n" in message
-    assert message.endswith("  17 | >>> RUN pip install torch\n--------------------")
+
+    head = "step '[stage-2 5/18] RUN pip install torch' failed: process did not end well: exit code: 1\n"
+    assert found.message.startswith(f"{head}0.40 line 40 ñ\n")
+    assert found.message.endswith("\n0.49 line 49 ñ\nDockerfile:17\n  17 | >>> RUN pip install torch")
+    assert found.hint == "see the output of the step above"
 
 
-def test_a_failure_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
-    """An old buildx prints plain lines, and so does an engine that stops before the first step."""
+def test_a_failure_before_the_first_step_shows_the_last_lines(client: Any, tmp_path: Path) -> None:
     lines = [f"#{number} something" for number in range(50)]
-    with pytest.raises(BuildFailed) as caught:
-        build.build_with_buildx(
-            REQUEST,
-            tmp_path / "metadata.json",
-            environ=client("\n".join([*lines, "ERROR: write x: no space left on device"]), 1),
-            progress="plain",
-            observer=Silent(),
-        )
+    found = failure(client, tmp_path, [*lines, "ERROR: write x: no space left on device"])
 
-    assert caught.value.message.splitlines()[0] == "docker buildx build failed"
-    assert caught.value.message.splitlines()[-1] == "ERROR: write x: no space left on device"
-    assert "docker system df" in caught.value.hint
+    assert found.message.splitlines()[0] == "docker buildx build failed"
+    assert found.message.splitlines()[-1] == "ERROR: write x: no space left on device"
+    assert "docker system df" in found.hint

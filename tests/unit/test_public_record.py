@@ -224,14 +224,14 @@ def test_a_docker_engine_gets_the_sizes_too(tmp_path: Path, monkeypatch: pytest.
         handed.append(plan)
         raise BuildFailed("far enough")
 
-    monkeypatch.setattr("torchkiln.docker.build.build", build)
+    monkeypatch.setattr("torchkiln.docker.build_locked.build", build)
     monkeypatch.setattr(prerequisites, "provide", lambda plan, *_, **__: (plan.locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
         build_on_docker(
             KEPT,
             MATRIX,
             FACTS,
-            Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
+            Engine(host="unix:///nowhere", version="26.1"),
             Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
             sources=BaseSources(),
             options=docker_build.BuildxOptions(),

@@ -3,26 +3,24 @@
 The build itself downloads no wheel: the locked wheels are downloaded and verified before it, and passed as a
 build context. The base is passed as an OCI layout, by digest.
 
-The Docker SDK for Python does not support BuildKit, so Docker's client runs as a process. It prints progress
-as JSON (`--progress=rawjson`, buildx 0.13 and newer) between plain lines, which show the place of a failure
-in the Dockerfile; older clients print plain lines only.
+The Docker SDK for Python does not support BuildKit, so Docker's client runs as a process. Its plain progress
+has a line for each step and its end; after a failure it repeats the step's last lines and shows its place
+in the Dockerfile.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
 
 from torchkiln.docker.daemon import Engine
 from torchkiln.engine.cuda_layers import lay_out
@@ -44,7 +42,6 @@ from torchkiln.util.files import remove_tree
 _BASE = "torchkiln-base"
 _CONTEXTS = {"base": _BASE, "tools": "tools"}  # kind of layer: name of its context in the Dockerfile
 _STREAMS = 6
-_RAWJSON = (0, 13)
 _NO_CONFIG = ImageConfig(
     env=(),
     entrypoint=(),
@@ -56,8 +53,9 @@ _NO_CONFIG = ImageConfig(
     stop_signal="",
     healthcheck=None,
 )
-_LAST = 20  # lines of a failed step that are shown
-_STEP = re.compile(r"^\[[^\]]*\d+/\d+\] ")  # "[stage-2  5/18] RUN ...": a step of the Dockerfile
+_LAST = 40  # lines that are kept for an error
+_STEP = re.compile(r"#(\d+) (\[[^\]]*\d+/\d+\] .*)")  # "#9 [stage-2  5/18] RUN ...": a step of the Dockerfile
+_END = re.compile(r"#(\d+) (?:DONE.*|CACHED|ERROR: (.*))")
 _WIDTH = 110  # characters of a step's name
 _NO_SPACE = "no space left on device"
 
@@ -143,7 +141,6 @@ def build(
             request,
             work / "metadata.json",
             environ=environment.environ,
-            progress="rawjson" if engine.buildx >= _RAWJSON else "plain",
             observer=environment.observer,
         )
     now = time.monotonic()
@@ -221,13 +218,13 @@ class BuildxRequest:
     cache_to: tuple[str, ...] = ()
 
 
-def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
+def command(request: BuildxRequest, metadata: Path) -> list[str]:
     """The command line; buildx writes the image's digest to *metadata*.
 
     Provenance is off, so that the result is an image and not an index. The epoch sets the times in config and
     history, but not in layers: if the engine unpacks the image, BuildKit rewrites no timestamps of files.
     """
-    argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
+    argv = ["docker", "buildx", "build", "--progress=plain", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
     if request.builder:
         argv += ["--builder", request.builder]
@@ -245,16 +242,15 @@ def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
 
 
 def build_with_buildx(
-    request: BuildxRequest, metadata: Path, *, environ: Mapping[str, str], progress: str, observer: Observer
+    request: BuildxRequest, metadata: Path, *, environ: Mapping[str, str], observer: Observer
 ) -> Digest:
     """Run the build and return the engine's ID of the image.
 
-    :param progress: "rawjson" or "plain".
     :raises BuildFailed: a step failed; the message has its last lines and its place in the Dockerfile.
     """
     log = _BuildLog(observer)
     with subprocess.Popen(
-        command(request, metadata, progress),
+        command(request, metadata),
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -264,8 +260,8 @@ def build_with_buildx(
     ) as process:
         assert process.stdout
         try:
-            for message in _messages(process.stdout):
-                log.add(message)
+            for line in process.stdout:
+                log.add(line.rstrip())
         except BaseException:  # Ctrl-C, too; not `finally`: a client that has ended sets its exit code
             process.terminate()  # the engine then ends the step
             raise
@@ -274,91 +270,46 @@ def build_with_buildx(
     return parse_digest(json.loads(metadata.read_bytes())["containerimage.digest"])
 
 
-def _messages(stream: IO[str]) -> Iterator[dict[str, Any] | str]:
-    """JSON objects, each of one or more lines, and the plain lines between them."""
-    decoder, pending = json.JSONDecoder(), ""
-    for line in stream:
-        if not pending and not line.startswith("{"):
-            yield line.rstrip("\n")
-            continue
-        pending += line
-        if line.startswith("}") or line.rstrip().endswith("}"):
-            try:
-                found, _ = decoder.raw_decode(pending)
-            except json.JSONDecodeError:
-                continue
-            pending = ""
-            yield found
-    yield from pending.splitlines()
-
-
 class _BuildLog:
-    """Collects the messages of BuildKit: the steps, their output and the failed step."""
+    """Reads the output of buildx: reports the steps of the Dockerfile, and keeps the last lines."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._names: dict[str, str] = {}
-        self._started: set[str] = set()
-        self._completed: set[str] = set()
-        self._output: dict[str, deque[str]] = {}  # the last lines of each step, by its digest
-        self._partial: dict[tuple[str, int], bytes] = {}  # the last, incomplete line of a step's stream
-        self._failed: tuple[str, str] | None = None  # the digest of the failed step, and its error
-        self._plain: deque[str] = deque(maxlen=60)
+        self._names: dict[str, str] = {}  # of the steps, by their number
+        self._running: set[str] = set()
+        self._failed = ""  # the failed step and its error
+        self._last: deque[str] = deque(maxlen=_LAST)
 
-    def add(self, message: dict[str, Any] | str) -> None:
-        """Record one object or plain line."""
-        if isinstance(message, str):
-            self._plain.append(message)
-            return
-        for vertex in message.get("vertexes") or ():
-            self._add_vertex(vertex)
-        for log in message.get("logs") or ():
-            self._add_output(log["vertex"], log.get("stream", 0), base64.b64decode(log["data"]))
-
-    def _add_output(self, vertex: str, stream: int, data: bytes) -> None:
-        complete, _, partial = (self._partial.pop((vertex, stream), b"") + data).rpartition(b"\n")
-        self._partial[vertex, stream] = partial
-        lines = self._output.setdefault(vertex, deque(maxlen=_LAST))
-        lines.extend(line for line in complete.decode(errors="replace").splitlines() if line.strip())
-
-    def _add_vertex(self, vertex: dict[str, Any]) -> None:
-        digest, name = vertex["digest"], _short(vertex["name"])
-        self._names[digest] = name
-        step = _STEP.match(name)
-        if step and vertex.get("started") and digest not in self._started:
-            self._started.add(digest)
+    def add(self, line: str) -> None:
+        """Record one line."""
+        if line:
+            self._last.append(line)
+        if (found := _STEP.fullmatch(line)) and found[1] not in self._names:
+            self._names[found[1]] = name = _short(found[2])
+            self._running.add(found[1])
             self._observer.begin("step", name, 0)
-        if vertex.get("error") and self._failed is None:
-            self._failed = (digest, vertex["error"])
-        elif step and vertex.get("completed") and digest not in self._completed:
-            self._completed.add(digest)
-            self._observer.end("step", name)
+        elif (found := _END.fullmatch(line)) and found[1] in self._running:
+            self._running.remove(found[1])
+            if found[2]:
+                self._failed = self._failed or f"step {self._names[found[1]]!r} failed: {found[2]}"
+            else:
+                self._observer.end("step", self._names[found[1]])
 
     def failure(self) -> BuildFailed:
-        """The error of a build that failed."""
-        plain = [line for line in self._plain if line.strip()]
-        if self._failed is None:  # it failed before any step, or progress is plain
-            last = plain[-_LAST:]
-            return BuildFailed("\n".join(["docker buildx build failed", *last]), hint=_hint("\n".join(last)))
-        digest, error = self._failed
-        for vertex, stream in [*self._partial]:
-            self._add_output(vertex, stream, b"\n")
-        output = self._output.get(digest, ())
-        lines = [f"step {self._names[digest]!r} failed: {error}", *(f"  {line}" for line in output)]
+        """The error of a build that failed, with the end of the step's output and of the Dockerfile."""
+        lines = [line for line in self._last if self._failed == "" or not line.startswith(("ERROR", "---"))]
+        starts = [number for number, line in enumerate(lines) if line.startswith(" > ")]
+        if self._failed and starts:  # buildx repeats the output of the failed step below its name
+            lines = lines[starts[-1] + 1 :]
         return BuildFailed(
-            "\n".join([*lines, *_dockerfile_excerpt(plain)]), hint=_hint("\n".join([error, *output]))
+            "\n".join([self._failed or "docker buildx build failed", *lines]),
+            hint=_hint("\n".join([self._failed, *lines])),
         )
 
 
 def _short(name: str) -> str:
     one_line = " ".join(name.split())
     return one_line if len(one_line) <= _WIDTH else one_line[: _WIDTH - 1] + "…"
-
-
-def _dockerfile_excerpt(plain: list[str]) -> list[str]:
-    """`Dockerfile:17` and the lines around it, as buildx prints them."""
-    starts = [number for number, line in enumerate(plain) if re.fullmatch(r"\S*Dockerfile:\d+", line)]
-    return [line for line in plain[starts[-1] :] if not line.startswith("ERROR")] if starts else []
 
 
 def _hint(output: str) -> str:

@@ -6,30 +6,29 @@ cache key contains them. Settings of pip are not passed: wheels are downloaded b
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.sources import values, variables
+from torchkiln.docker.build import BuildxOptions, EngineImage, build
+from torchkiln.docker.daemon import Engine
+from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.engine.build import after, check_trusted
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.prerequisites import BaseSources, ready
+from torchkiln.errors import ConfigError
+from torchkiln.index.settings import index_settings
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedCell
-from torchkiln.plan.load import plan_locked
-
-if TYPE_CHECKING:
-    from torchkiln.docker import build as docker_build
-    from torchkiln.docker.daemon import Engine
-import re
-from collections.abc import Mapping
-
-from torchkiln.base.recipe import BaseRecipe
-from torchkiln.base.sources import values, variables
-from torchkiln.errors import ConfigError
 from torchkiln.model.untrusted import declared
+from torchkiln.plan.load import plan_locked
+from torchkiln.util.places import TEMPLATES
 
 # Ids of secrets. The Dockerfile sets the variable APT_CONFIG to the file of the first secret, which names the
 # files of the other two. apt ignores missing files.
@@ -46,18 +45,12 @@ def build_on_docker(
     environment: Environment,
     *,
     sources: BaseSources,
-    options: docker_build.BuildxOptions,
-) -> docker_build.EngineImage:
+    options: BuildxOptions,
+) -> EngineImage:
     """Provide base and tools (unless the user names a base), render the Dockerfile, and build it on *engine*.
 
     The Dockerfile is rendered again, because the committed one can be stale.
     """
-    from torchkiln.base.recipe import recipe
-    from torchkiln.docker import build as docker_build  # imported here because it is slow to import
-    from torchkiln.docker.dockerfile import load_templates, render_folder
-    from torchkiln.index.settings import index_settings
-    from torchkiln.util.places import TEMPLATES
-
     started = time.monotonic()
     check_trusted(locked, sources)
     environment.store.sweep()
@@ -74,7 +67,7 @@ def build_on_docker(
         what=f"builds {tag_of(locked.resolution)} on Docker",
     ) as (plan, moved):
         prepared = time.monotonic() - started
-        built = docker_build.build(
+        built = build(
             plan,
             render_folder(plan, load_templates(TEMPLATES, matrix.folder), base_recipe.packages),
             engine,

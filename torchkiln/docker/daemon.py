@@ -36,11 +36,10 @@ _SPACE_HINT = "check the free space where the engine keeps its data: docker syst
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """An engine with Docker's API. `buildx` is the version of the client's plugin, "0.13" as (0, 13)."""
+    """An engine with Docker's API."""
 
     host: str  # "unix:///var/run/docker.sock"
     version: str
-    buildx: tuple[int, ...]
     kind: str = "Docker"  # or "Podman", whose socket has the same API without BuildKit
     tls: Any = field(default=None, repr=False, compare=False)  # the SDK's TLSConfig
 
@@ -66,14 +65,16 @@ def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True)
                 f"the engine at {host} is Podman {version}, which has no BuildKit",
                 hint="build without it and load the image: --engine embedded --load",
             )
-        return Engine(host=host, version=version, buildx=(), kind="Podman", tls=tls)
+        return Engine(host=host, version=version, kind="Podman", tls=tls)
     major = re.match(r"\d+", version)
     if not major or int(major[0]) < OLDEST:
         raise ToolMissing(
             f"the Docker engine at {host} is too old: version {version}, {OLDEST}.0 or newer is required",
             hint="upgrade Docker, or build without it: --engine embedded",
         )
-    return Engine(host=host, version=version, buildx=_buildx_version(environ) if builds else (), tls=tls)
+    if builds:
+        _demand_buildx(environ)
+    return Engine(host=host, version=version, tls=tls)
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
@@ -138,18 +139,16 @@ def _unreachable(host: str, error: Exception, builds: bool) -> ToolMissing:
     return ToolMissing(f"cannot connect to the Docker engine at {host}: {reason}", hint=hint)
 
 
-def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
+def _demand_buildx(environ: Mapping[str, str]) -> None:
     hint = "install docker-buildx-plugin (Debian: docker-buildx), or build without it: --engine embedded"
     try:
-        result = subprocess.run(
-            ["docker", "buildx", "version"], env=dict(environ), capture_output=True, text=True, check=False
+        found = subprocess.run(
+            ["docker", "buildx", "version"], env=dict(environ), capture_output=True, check=False
         )
     except FileNotFoundError as error:
         raise ToolMissing("docker: command not found", hint=hint) from error
-    version = re.search(r"v?(\d+)\.(\d+)", result.stdout)
-    if result.returncode or not version:
+    if found.returncode:
         raise ToolMissing("the Docker client has no buildx plugin, which is required to build", hint=hint)
-    return int(version[1]), int(version[2])
 
 
 def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
