@@ -151,7 +151,7 @@ def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:
 def test_every_command_takes_a_name_and_a_selection(name: str) -> None:
     parameters = {parameter.name for parameter in commands(torchkiln)[name].params}
     assert parameters >= {"torch", "cuda", "flavor", "os_names", "python", "matrix_file"}
-    assert parameters & {"name", "names", "target"}
+    assert parameters & {"name", "names", "target", "folder"}  # a project's folder has its lock
     assert set(COMMANDS) >= {name.split()[0]}
 
 

@@ -55,17 +55,16 @@ def diff(
         raise ConfigError(f"diff compares two images, not {len(pair)}", hint="see: torchkiln diff --help")
     left, right = (_source(name, output, chosen) for name in pair)
     found = None
-    if digest := same_digest(left, right):
-        digests = (digest, digest)
-    else:
+    digests = [same_digest(left, right) or ""] * 2
+    if not digests[0]:
         with progress(quiet=False) as observer:
             images = layered_images(left, right, observer)
-        found, digests = contrast(*images), (images[0].digest, images[1].digest)
+        found, digests = contrast(*images), [image.digest for image in images]
     if as_json:
         click.echo(json.dumps(_json(pair, digests, found), indent=2))
     else:
-        names = [f"{name} ({digest[:19]})" for name, digest in zip(pair, digests, strict=True)]
-        click.echo(printable("\n\n".join(_text(names, found))))
+        named = [f"{name} ({digest[:19]})" for name, digest in zip(pair, digests, strict=True)]
+        click.echo(printable("\n\n".join(_text(named, found))))
     sys.exit(int(exit_code and found is not None and not found.same))
 
 
@@ -88,8 +87,13 @@ def _text(names: Sequence[str], found: Contrast | None) -> list[str]:
         return [*parts, "the images are the same"]
     width = terminal.columns(err=False)
 
-    def add(header: Sequence[str], rows: Sequence[Sequence[str]], **columns: Sequence[int]) -> None:
-        parts.append("\n".join(laid_out(header, rows, width, **columns)))
+    def add(
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        right: Sequence[int] = (),
+        text: Sequence[int] = (),
+    ) -> None:
+        parts.append("\n".join(laid_out(header, rows, width, right=right, text=text)))
 
     if rows := [(_package(one.name, one.place), one.a or "–", one.b or "–") for one in found.packages]:
         add((f"packages ({len(rows)})", "A", "B"), rows)

@@ -14,17 +14,18 @@ from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import (
     FOLDER,
+    PushTo,
     gathered,
     images_folder,
     json_option,
     layout_option,
     matrix_option,
     mirror_option,
+    push_to_options,
     quiet_option,
     vault_option,
 )
 from torchkiln.cli.shared.project import project_cell
-from torchkiln.cli.shared.push_to import PushTo, push_to_options
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
@@ -213,7 +214,7 @@ class _Build:
         if error:
             raise error
 
-    def watch(self, to: PushTo | None) -> None:
+    def watch(self, to: PushTo) -> None:
         from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
         from torchkiln.engine.build import BuildOptions
 
@@ -281,8 +282,8 @@ def push(project: _Build, smoke: bool | None, to: PushTo) -> None:
 
 @project.command("watch")
 @_build_options
-@push_to_options()
-def watch(project: _Build, to: PushTo | None) -> None:
+@push_to_options(required=False)
+def watch(project: _Build, to: PushTo) -> None:
     """Build the image of the project again whenever its code changes, until Ctrl-C; with --to push it.
 
     Prints a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).

@@ -39,12 +39,13 @@ def options(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def gathered(name: str, make: type[Any], *decorators: Decorator) -> Decorator:
+def gathered(name: str, make: type[Any], *decorators: Decorator, without: Container[str] = ()) -> Decorator:
     """One decorator that adds options; the command gets their values together, in *name*, a *make*.
 
     :param make: a data class whose fields have the names of the options.
+    :param without: the fields that have no option.
     """
-    fields = [field.name for field in dataclasses.fields(make)]
+    fields = [each.name for each in dataclasses.fields(make) if each.init and each.name not in without]
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
@@ -207,16 +208,57 @@ class Upload:
     quiet: bool
 
 
+_licence_option = click.option(
+    "--licence-confirmed",
+    is_flag=True,
+    help="for images built with --own-use: confirm that you have the right to distribute them",
+)
 upload_options = gathered(
     "upload",
     Upload,
     plain_http_option,
-    click.option(
-        "--licence-confirmed",
-        is_flag=True,
-        help="for images built with --own-use: confirm that you have the right to distribute them",
-    ),
+    _licence_option,
     click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="parallel uploads"),
     click.option("--json", "as_json", is_flag=True, help="print a JSON object for each image"),
     quiet_option,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PushTo:
+    """Where images are pushed to without the gate."""
+
+    target: str | None  # REGISTRY/REPOSITORY; None: nowhere
+    tags: tuple[str, ...]
+    plain_http: bool
+    licence_confirmed: bool
+    jobs: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.target and (self.tags or self.plain_http or self.licence_confirmed):
+            raise click.UsageError("--tag, --plain-http and --licence-confirmed require --to")
+
+
+def push_to_options(*, required: bool) -> Decorator:
+    """The options of a project that give a PushTo, `to`."""
+    return gathered(
+        "to",
+        PushTo,
+        click.option(
+            "--to",
+            "target",
+            required=required,
+            metavar="REGISTRY/REPOSITORY",
+            help="push the image there, as `torchkiln push` does",
+        ),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="NAME",
+            help="push under this tag; repeatable  [default: unproven-NAME]",
+        ),
+        plain_http_option,
+        _licence_option,
+        without=("jobs",),
+    )

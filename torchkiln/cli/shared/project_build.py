@@ -22,9 +22,9 @@ from torchkiln.projects.source import source_of
 from torchkiln.util.sizes import size
 
 if TYPE_CHECKING:
-    from torchkiln.cli.shared.push_to import PushTo
-    from torchkiln.cli.shared.pushes import Pushes
+    from torchkiln.cli.shared.options import PushTo
     from torchkiln.cli.shared.smoke_output import BuildSmoke
+    from torchkiln.cli.shared.unproven import Pushes
     from torchkiln.errors import KilnError
     from torchkiln.projects.lock import LockedProject
 
@@ -63,26 +63,26 @@ def build_and_push(
 
     Returns what --json prints, and the error of *tests*.
     """
-    with pushes_to(to, layout, context) as pushes:
+    with pushes_to(to, context) as pushes:
         source, built = build_in(request, locks, context, layout, options)
         result, ref = result_of(built, source.code, context), built.built.image.ref
         failed = tests.of_project(result, replace(source, lock=built.lock)) if tests else None
         if pushes and not failed:
             from torchkiln.cli.shared.unproven import pushed_json  # loads slowly
 
-            result["pushed"] = pushed_json(ref, pushes.push(ref))
+            result["pushed"] = pushed_json(ref, pushes.push(pushes.image(layout, ref)))
         return result, failed
 
 
-def pushes_to(
-    to: PushTo | None, layout: Path, context: BuildContext
-) -> AbstractContextManager[Pushes | None]:
-    """A session with the registry, connected before anything is built; None if *to* is None."""
-    if to is None:
+def pushes_to(to: PushTo | None, context: BuildContext) -> AbstractContextManager[Pushes | None]:
+    """A session with the registry, connected before anything is built; None if *to* names none."""
+    if to is None or to.target is None:
         return nullcontext()
-    from torchkiln.cli.shared.pushes import open_pushes  # loads slowly
+    from torchkiln.cli.shared import unproven  # loads slowly
 
-    return closing(open_pushes(to, layout, quiet=context.quiet))
+    pushes = unproven.pushes(to, quiet=context.quiet)
+    pushes.connect()
+    return closing(pushes)
 
 
 def build_read(

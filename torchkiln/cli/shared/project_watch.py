@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import click
 
 from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.options import PushTo
 from torchkiln.cli.shared.project_build import build_in, build_read, pushes_to, result_of, warnings_of
-from torchkiln.cli.shared.push_to import PushTo
-from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.unproven import Pushes
 from torchkiln.engine.build import BuildOptions
 from torchkiln.engine.environment import open_environment
 from torchkiln.errors import KilnError
@@ -40,7 +40,7 @@ class WatchRequest:
     project: ProjectRequest
     layout: Path
     build: BuildOptions
-    to: PushTo | None
+    to: PushTo
     as_json: bool
 
 
@@ -49,7 +49,7 @@ def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) ->
 
     Errors are printed, and the watch continues; an error in the first build ends it.
     """
-    with pushes_to(request.to, request.layout, context) as pushes:
+    with pushes_to(request.to, context) as pushes:
         began = time.monotonic()
         source, built = build_in(request.project, locks, context, request.layout, request.build)
         lines = _Lines(request, context, pushes)
@@ -117,7 +117,9 @@ class _Lines:
         self._warned.update(warnings)
         pushed, error = None, None
         try:
-            pushed = self.pushes.push(image.ref) if self.pushes else None
+            if self.pushes:
+                on_disk = self.pushes.image(self.request.layout, image.ref)
+                pushed = self.pushes.push(on_disk, announced=first)
         except KilnError as found:
             error = found
         seconds = {"build": done - event.began, "total": time.monotonic() - event.began}

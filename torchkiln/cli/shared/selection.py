@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from torchkiln.cli.shared.completing import CUDA, FLAVOR, GPUS, OS, PYTHON, TORCH
-from torchkiln.cli.shared.options import Decorator, any_matrix_option, matrix_option, options
+from torchkiln.cli.shared.options import Decorator, any_matrix_option, gathered, matrix_option
 from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import cuda_redist, facts, matrix
@@ -176,18 +173,9 @@ def _selection(of_matrix: Decorator, *, named: bool = False, gpus: bool = True) 
     :param named: also add names of cells as arguments, which become part of `chosen`.
     :param gpus: add the options of thin images, too.
     """
-    left_out = {*(() if named else ("names",)), *(() if gpus else ("kept_gpus", "own_use"))}
-    passed = [each.name for each in fields(CellOptions) if each.init and each.name not in left_out]
-
-    def together(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_chosen(*arguments: Any, **values: Any) -> Any:
-            chosen = CellOptions(**{name: values.pop(name) for name in passed})
-            return command(*arguments, chosen=chosen, **values)
-
-        return with_chosen
-
-    return options(
+    return gathered(
+        "chosen",
+        CellOptions,
         *((names_argument,) if named else ()),
         click.option(
             "--torch",
@@ -219,7 +207,7 @@ def _selection(of_matrix: Decorator, *, named: bool = False, gpus: bool = True) 
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         click.option("--lockable", is_flag=True, help="only cells whose wheels are all on the default index"),
         of_matrix,
-        together,
+        without=(*(() if named else ("names",)), *(() if gpus else ("kept_gpus", "own_use"))),
     )
 
 

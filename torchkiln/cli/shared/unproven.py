@@ -1,62 +1,106 @@
-"""Pushes an image without the gate, for `push` and `project push`."""
+"""Pushes images without the gate, for `push`, `project push` and `project watch`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torchkiln.cli.shared import console, pushed_output
-from torchkiln.cli.shared.image_names import NamedImage
+from torchkiln.cli.shared.options import PushTo
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publishing.licence import demand_licence
+from torchkiln.publishing.names import ImageTags, demand_movable
+from torchkiln.registry.connect import open_registry
 from torchkiln.registry.history import History
-from torchkiln.registry.push import Pushed, PushOptions
-from torchkiln.registry.push import push as push_image
+from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
-from torchkiln.registry.reference import Repository
+from torchkiln.registry.reference import Repository, parse_repository
 from torchkiln.registry.session import Registry
 
 PREFIX = "unproven-"  # of the default tag; tags of `publish` never begin with it
 
 
-def image_to_push(named: NamedImage, tags: Sequence[str], *, licence_confirmed: bool) -> ImageOnDisk:
-    """The image *named*.
+@dataclass
+class Pushes:
+    """Pushes in one session with the registry; after a failed push the next push opens a new session."""
 
-    :raises ConfigError: there is no such image, or neither *tags* nor the layout have a name for it.
-    :raises GateRefused: its licence needs a confirmation, and *licence_confirmed* is False.
+    repository: Repository
+    to: PushTo
+    quiet: bool
+    _session: ExitStack = field(default_factory=ExitStack)
+    _registry: Registry | None = None
+
+    def image(self, layout: Path, ref: str | None) -> ImageOnDisk:
+        """The image *ref* of *layout*.
+
+        :raises ConfigError: there is no such image, or it has no name, and no tag is given.
+        :raises GateRefused: its licence needs a confirmation, which is missing.
+        """
+        image = open_layout(layout).image(ref)
+        if not self.to.tags and ":" in image.ref:
+            raise ConfigError(f"{image.ref}: no name in {layout}", hint="name it in the registry: --tag NAME")
+        demand_licence(image, confirmed=self.to.licence_confirmed)
+        return image
+
+    def connect(self) -> Registry:
+        """The session with the registry.
+
+        :raises RegistryError: the server is not a registry, or cannot be reached.
+        """
+        if self._registry is None:
+            with ExitStack() as stack:
+                opened = open_registry(self.repository, os.environ, plain_http=self.to.plain_http)
+                registry = stack.enter_context(opened)
+                registry.check()
+                self._session = stack.pop_all()
+            self._registry = registry
+        return self._registry
+
+    def close(self) -> None:
+        """End the session."""
+        self._registry = None
+        self._session.close()
+
+    def push(self, image: ImageOnDisk, *, announced: bool = True) -> Pushed:
+        """Push *image*; if *announced*, say which tags move, and that the image is unproven.
+
+        :raises KilnError: the image cannot be pushed; a tag that was not moved keeps its image.
+        """
+        tags, quiet = self.to.tags or (f"{PREFIX}{image.ref}",), self.quiet or not announced
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)  # an error stops the session's requests for good
+            registry = self.connect()
+            if announced:
+                _say_what_moves(image, registry, self.repository, tags)
+            with console.progress(quiet=quiet) as observer:
+                history = History(console.open_cache(quiet=quiet))
+                options = PushOptions(observer=observer, history=history, jobs=self.to.jobs)
+                pushed = push(image, registry, self.repository, options, tags=tags)
+            on_failure.pop_all()
+        if announced:
+            console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
+        if not quiet:
+            console.say(pushed_output.summary(image.ref, pushed, pushed.tags))
+        return pushed
+
+
+def pushes(to: PushTo, *, quiet: bool) -> Pushes:
+    """A session that is not connected yet.
+
+    :raises ConfigError: the repository or a tag is invalid, or reserved for `publish`.
     """
-    image = open_layout(named.layout).image(named.ref)
-    if not tags and ":" in image.ref:
-        raise ConfigError(
-            f"{image.ref}: no name in {named.layout}",
-            hint="name it in the registry: --tag NAME",
-        )
-    demand_licence(image, confirmed=licence_confirmed)
-    return image
+    assert to.target is not None
+    repository = parse_repository(to.target)
+    demand_movable(ImageTags(dated=None, moving=to.tags))
+    return Pushes(repository, to, quiet)
 
 
-def default_tags(image: ImageOnDisk) -> tuple[str, ...]:
-    """The tags of *image* in a registry if none are named."""
-    return (f"{PREFIX}{image.ref}",)
-
-
-def push_unproven(
-    image: ImageOnDisk,
-    registry: Registry,
-    repository: Repository,
-    tags: Sequence[str],
-    *,
-    jobs: int,
-    quiet: bool,
-) -> Pushed:
-    """Push *image* under *tags*, with its progress."""
-    with console.progress(quiet=quiet) as observer:
-        options = PushOptions(observer=observer, history=History(console.open_cache(quiet=quiet)), jobs=jobs)
-        return push_image(image, registry, repository, options, tags=tags)
-
-
-def say_what_moves(
+def _say_what_moves(
     image: ImageOnDisk, registry: Registry, repository: Repository, tags: Sequence[str]
 ) -> None:
     """Print the digest of each other image that has one of *tags*."""
@@ -65,13 +109,6 @@ def say_what_moves(
         present = reading.digest(tag)
         if present not in (None, image.manifest):
             console.say(f"{repository}:{tag} moves from {present} to the pushed image")
-
-
-def say_pushed(ref: str, pushed: Pushed, *, quiet: bool) -> None:
-    """Print a warning, and unless *quiet* a summary of the push of *ref*."""
-    console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
-    if not quiet:
-        console.say(pushed_output.summary(ref, pushed, pushed.tags))
 
 
 def pushed_json(ref: str, pushed: Pushed) -> dict[str, Any]:
