@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,12 @@ def test_what_makes_no_sense_is_refused(
     assert not place.exists()
 
 
-def test_what_starts_it_is_written_for_python_3_8() -> None:
-    ast.parse((ROOT / "torchkiln/cli/bundle_run.py").read_text(), feature_version=(3, 8))
+def test_what_starts_it_needs_no_package_and_only_python_3_8(tmp_path: Path) -> None:
+    """Here it is alone in a folder, and finds that the bundle is damaged."""
+    run = Path(shutil.copy(ROOT / "torchkiln/cli/bundle_run.py", tmp_path / "run.py"))
+    ast.parse(run.read_text(), feature_version=(3, 8))
     with pytest.raises(SyntaxError):
         ast.parse("match 1:\n    case 1: pass", feature_version=(3, 8))
+
+    alone = subprocess.run([sys.executable, "-I", "-S", run], capture_output=True, text=True, check=False)
+    assert (alone.returncode, alone.stderr[:30]) == (12, "error: the bundle is damaged: ")

@@ -69,7 +69,7 @@ def test_bytes_with_a_wrong_digest_are_refused(form: str, tmp_path: Path) -> Non
 REQUIREMENTS = ROOT / "torchkiln/smoke/bundle/requirements.txt"
 
 IMPORTED = """
-import sys, torchkiln.cli.bundle_run, torchkiln.cli.run, torchkiln.cli.smoke, torchkiln.smoke.session
+import sys, torchkiln.cli.bundle_layers, torchkiln.cli.run, torchkiln.cli.smoke, torchkiln.smoke.session
 print("\\n".join({name.partition(".")[0] for name in sys.modules}))
 """
 

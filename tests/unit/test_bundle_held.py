@@ -11,7 +11,7 @@ import pytest
 
 from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
 from torchkiln.cli import bundle_run
-from torchkiln.cli.bundle_run import list_layers, take_layers
+from torchkiln.cli.bundle_layers import list_layers, take_layers
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image

@@ -19,7 +19,7 @@ from tests.commands import demand_parses
 from tests.mistakes import read as read_mistakes
 from torchkiln.cli import torchkiln
 from torchkiln.cli.commands import COMMANDS, EARLIER
-from torchkiln.cli.shared.program import as_typed, program
+from torchkiln.cli.shared.terminal import as_typed, program
 from torchkiln.util.places import ROOT
 
 WORD = "X"  # for a value that is known only at run time

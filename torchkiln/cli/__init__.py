@@ -20,7 +20,7 @@ from torchkiln import __version__
 from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS, as_project
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.groups import WHOLE
-from torchkiln.cli.shared.program import as_typed, program
+from torchkiln.cli.shared.terminal import as_typed, program
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing, printable
 from torchkiln.util.places import HOW_TO_INSTALL
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,8 +40,7 @@ _tools = click.option(
 )
 
 
-def _say(line: str) -> None:
-    click.echo(f"base: {line}", err=True)
+_say = partial(terminal.say, of="base")
 
 
 @click.group("base", cls=Group)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -34,6 +34,7 @@ from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFor
 from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:
+    from torchkiln.cli.shared.on_docker import DockerBuilder
     from torchkiln.engine.image import BuildResult
     from torchkiln.model.cell import Cell
     from torchkiln.model.layer import Blob
@@ -166,7 +167,9 @@ def build(
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
     """
-    _refuse_other_engine_options(ctx, engine)
+    for other, options in _ONLY.items():  # they would be ignored
+        if other != engine:
+            refuse(ctx, options, f"is for --engine {other}")
     smoke, tier = tests.smoke, tests.tier
     if tier is not None:
         if smoke is False and ctx.get_parameter_source("smoke") is ParameterSource.COMMANDLINE:
@@ -174,7 +177,8 @@ def build(
         smoke = True
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
-    image_builder: _Builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, load, early)
+    image_builder: _EmbeddedBuilder | DockerBuilder
+    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, load, early)
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
@@ -189,7 +193,7 @@ def build(
     for cell in cells:
         try:
             if dry_run:
-                _print_forecast(_forecast(context, cell, layer_format), as_json)
+                _print_forecast(context, cell, layer_format, as_json)
             else:
                 result = image_builder.build(cell)
                 failed = runs.of_cell(result, cell, alone=len(cells) == 1) if runs else None
@@ -208,20 +212,6 @@ def build(
         click.echo(json.dumps({"built": len(cells) - len(failures), "failed": len(failures), "codes": codes}))
     if failures:
         raise console.worst(failures, len(cells), "cells")
-
-
-class _Builder(Protocol):
-    """Builds the image of a cell with one of the engines."""
-
-    def build(self, cell: Cell) -> dict[str, Any]:
-        """Build, print the summary, and return what --json prints."""
-
-
-def _refuse_other_engine_options(ctx: click.Context, engine: str) -> None:
-    """:raises click.UsageError: an option of the other engine is used, which would be ignored."""
-    for other, names in _ONLY.items():
-        if other != engine:
-            refuse(ctx, names, f"is for --engine {other}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,25 +242,32 @@ class _EmbeddedBuilder:
                 " torchkiln push --licence-confirmed",
             )
         context.keep(locked)
+        more: dict[str, Any] = {}
         with (
             console.progress(quiet=context.quiet) as observer,
-            _uploads_ahead(self.early, store, observer) as ahead,
+            _uploads_ahead(self.early, store, observer) as uploads,
         ):
+
+            def finished(layer: Blob) -> None:
+                if uploads:
+                    uploads.submit(layer.digest, store.blob(layer.digest), layer.size)
+
             built = builder.build(
                 locked,
                 context.matrix,
                 context.facts,
                 self.layout,
-                open_environment(store, observer=observer, say=context.say, on_layer=ahead.take),
+                open_environment(store, observer=observer, say=context.say, on_layer=finished),
                 options=builder.BuildOptions(sources=context.sources, layer_format=self.layer_format),
             )
-            built, sent = _timed("upload", built, ahead.settled)
-            loaded: tuple[str, ...] = ()
+            if uploads:  # an error of the registry is raised here; the image is built nevertheless
+                built, blobs = _timed("upload", built, uploads.settle)
+                more["ahead"] = {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}
             if into:
                 built, loaded = _timed(
                     "load", built, lambda: load_into(into, built.image, cell, context, observer)
                 )
-        archived: dict[str, Any] = {}
+                more["loaded"] = list(loaded)
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 
@@ -280,13 +277,12 @@ class _EmbeddedBuilder:
                 built,
                 lambda: archive_image(built.image, self.form, repository=repository),  # type: ignore[arg-type]
             )
-            archived = {"archive": str(archive)}
-        result = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent | archived
+            more["archive"] = str(archive)
         if not context.quiet:
             console.summary(built)
-        result |= context.trust_of(locked)
-        if self.form != "oci":
-            context.say(f"archive: {result['archive']}")
+        result = console.numbers(built) | more | context.trust_of(locked)
+        if "archive" in more:
+            context.say(f"archive: {more['archive']}")
         if into:
             context.say(f"loaded into {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
         return result
@@ -303,20 +299,18 @@ def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[Build
     return replace(built, seconds=(*stages, (total, before + seconds))), result
 
 
-def _forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
+def _print_forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat, as_json: bool) -> None:
+    """Print what --dry-run shows."""
     from torchkiln.engine.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store
 
     plan = plan_locked(context.locked(cell), context.matrix, context.facts)
-    return {"tag": plan.tag, "layer_format": layer_format, **forecast(plan, Store(cache_root()))}
-
-
-def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
+    found = {"tag": plan.tag, "layer_format": layer_format, **forecast(plan, Store(cache_root()))}
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(found["tag"])
+    click.echo(plan.tag)
     for step in found["layers"]:
         size = "?" if step["bytes"] is None else console.size(step["bytes"])
         click.echo(beside(f"  {step['do']:<8} {size:>9}  ", step["what"], terminal.columns(err=False)))
@@ -324,41 +318,19 @@ def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}"
     )
-    if (layer_format := found["layer_format"]) != DEFAULT_FORMAT:
+    if layer_format != DEFAULT_FORMAT:
         click.echo(f"  then layers without a {layer_format} copy in the cache are compressed")
 
 
-class _LayerUploads:
-    """Uploads each layer when it is finished; does nothing without *uploads*."""
-
-    def __init__(self, store: Store, uploads: BlobUploads | None = None) -> None:
-        self._store, self._uploads = store, uploads
-
-    def take(self, layer: Blob) -> None:
-        """Start to upload *layer* in the background."""
-        if self._uploads:
-            self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
-
-    def settled(self) -> dict[str, Any]:
-        """Wait for all uploads; returns the fields to add to the output of --json.
-
-        :raises RegistryError: the registry refuses, or cannot be reached; the image is built nevertheless.
-        """
-        if not self._uploads:
-            return {}
-        blobs = self._uploads.settle()
-        return {"ahead": {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}}
-
-
 @contextmanager
-def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[_LayerUploads]:
-    """Uploads layers; they end with the build.
+def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[BlobUploads | None]:
+    """Uploads that end with the build; None without --ahead.
 
     :raises ConfigError: the target is not a repository.
     :raises RegistryError: the registry does not answer; this is checked before the build.
     """
     if to.ahead is None:
-        yield _LayerUploads(store)
+        yield None
         return
     from torchkiln.registry.connect import open_registry
     from torchkiln.registry.history import History
@@ -370,4 +342,4 @@ def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[_La
         registry.check()
         options = PushOptions(observer=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:
-            yield _LayerUploads(store, uploads)
+            yield uploads

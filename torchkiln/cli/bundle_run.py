@@ -20,17 +20,9 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
-
-import click
-
-from torchkiln.cli.shared.terminal import print_error
-from torchkiln.errors import BuildFailed, KilnError
-from torchkiln.smoke.bundle.earlier import bundles_beside, complete, layers_of, missing_layers, named_bundles
-from torchkiln.smoke.bundle.held import held_from_json, held_lines
-from torchkiln.util.sizes import size
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LAUNCH = os.path.join(HERE, "python", "usr", "launch")
@@ -42,7 +34,6 @@ LARGE = 1_000_000_000  # bytes; a smaller bundle is verified in about two second
 LAUNCHER = """#!/bin/sh
 exec {loader} --inhibit-cache --library-path {libraries} --argv0 "$0" {program} "$@"
 """
-_INTERRUPTED = 130  # exit code
 
 
 def main() -> None:
@@ -82,6 +73,7 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     """Run torchkiln with the options of the bundle and *arguments*. This runs in the bundle's own Python."""
     sys.path[:0] = [os.path.join(HERE, "checkout"), os.path.join(HERE, "packages")]
     from torchkiln.cli import main as torchkiln
+    from torchkiln.cli.bundle_layers import list_layers, take_layers
 
     folders, have, arguments = own_options(arguments)
     if have:
@@ -180,54 +172,3 @@ def leave(code: int, message: str) -> NoReturn:
 
 if __name__ == "__main__":
     main()
-
-
-def list_layers(bundle: Path, folders: Sequence[str]) -> int:
-    """Print the layers of *bundle* and of the bundles in *folders*; return the exit code.
-
-    Without *folders* the bundles beside *bundle* are used.
-    """
-
-    def listed() -> None:
-        earlier = named_bundles([Path(folder) for folder in folders]) or bundles_beside(bundle)
-        held = layers_of([bundle, *earlier], _say)
-        click.echo("\n".join(held_lines(held)))
-
-    return _code_of(listed)
-
-
-def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str]) -> int:
-    """Copy the layers that *bundle* lacks from the bundles in *folders*; return the exit code.
-
-    Without *folders* the bundles beside *bundle* are used. *description* is its bundle.json.
-    """
-
-    def taken() -> None:
-        named = named_bundles([Path(folder) for folder in folders])
-        if missing := missing_layers(bundle, held_from_json(description["held"])):
-            earlier = named or bundles_beside(bundle)
-            total = size(sum(layer.size for layer in missing))
-            _say(f"copying {len(missing)} layers, {total}, from other bundles on this host")
-            complete(bundle, description["tag"], missing, earlier)
-
-    return _code_of(taken)
-
-
-def _say(message: str) -> None:
-    click.echo(f"smoke: {message}", err=True)
-
-
-def _code_of(action: Callable[[], None]) -> int:
-    """Call *action*; print its error if it fails, and return the exit code."""
-    try:
-        action()
-    except KilnError as error:
-        print_error(error.message, error.hint)
-        return error.exit_code
-    except OSError as error:  # stdout cannot be written
-        print_error(error.strerror or str(error))
-        return BuildFailed.exit_code
-    except KeyboardInterrupt:
-        print_error("interrupted; complete layers are kept, the next run copies the missing layers")
-        return _INTERRUPTED
-    return 0

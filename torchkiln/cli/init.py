@@ -9,8 +9,8 @@ import click
 
 from torchkiln.cli.shared.completing import KNOWN_CUDA, KNOWN_TORCH
 from torchkiln.cli.shared.options import nearest_matrix
-from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.selection import CellOptions
+from torchkiln.cli.shared.terminal import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
 from torchkiln.matrix.first_matrix import SCHEMA, first_cell, matrix_text

@@ -14,7 +14,7 @@ import yaml
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import matrix_option, mirror_option
-from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.shared.terminal import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts

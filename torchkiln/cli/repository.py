@@ -15,8 +15,13 @@ from torchkiln.attest.keys import NamedKey
 from torchkiln.attest.retraction import demand_reason
 from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import json_option, matrix_option, plain_http_option
-from torchkiln.cli.shared.site import SiteFolders, site_options, write_site
+from torchkiln.cli.shared.options import (
+    FOLDER,
+    images_folder,
+    json_option,
+    matrix_option,
+    plain_http_option,
+)
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import (
     Signing,
@@ -28,6 +33,8 @@ from torchkiln.cli.shared.trust_options import (
     trust_options,
 )
 from torchkiln.errors import ConfigError, RegistryError, printable
+from torchkiln.gate.kept_reports import kept_reports, locks_in
+from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix import facts, matrix
 from torchkiln.publishing.attached import NOT_VERIFIED
 from torchkiln.publishing.catalog import CatalogEntry, catalog
@@ -35,12 +42,35 @@ from torchkiln.publishing.retract import retract
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_reference, parse_repository
+from torchkiln.site.catalogue import Published
+from torchkiln.site.folder import demand_replaceable, write_folder
+from torchkiln.site.images import catalogue, read_records
+from torchkiln.site.pages import render
 from torchkiln.smoke.reuse import TIME
+from torchkiln.smoke.suite import load_suite
+
+_PROOFS = Path("docs/proofs")
+
+
+def _proofs() -> Path | None:
+    """docs/proofs of the current folder if it exists, else the one beside the matrix, else none."""
+    context = click.get_current_context(silent=True)
+    matrix: Path | None = context.params.get("matrix_file") if context else None
+    folders = (_PROOFS, *([matrix.parent / _PROOFS] if matrix else []))
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 @click.command("ls")
 @click.argument("target", metavar="REGISTRY/REPOSITORY", required=False)
-@site_options
+@click.option("--site", type=FOLDER, metavar="DIR", help="write a catalogue as static pages to DIR")
+@images_folder
+@click.option(
+    "--proofs",
+    type=FOLDER,
+    default=_proofs,
+    show_default="docs/proofs, if it exists",
+    help="with --site: the folder of smoke reports, and of the public keys that signed them",
+)
 @trust_options("--key")
 @policy_option
 @matrix_option
@@ -87,8 +117,39 @@ def ls(
     if site is None:
         table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in found], text=(0, 2, 3))
         return
-    folders = SiteFolders(site=site, images=images, proofs=proofs)
-    write_site(folders, grid, known, registry=registry_name, published=found)
+    _write_site(site, LockFolder(images, grid, known), proofs, registry_name, found)
+
+
+def _write_site(
+    site: Path, locks: LockFolder, proofs: Path | None, registry: str, published: Sequence[CatalogEntry]
+) -> None:
+    """Write the catalogue, and print its folder.
+
+    :param registry: the named repository, and its images; empty if none was named.
+    :raises ConfigError: the folder has files that do not belong to a catalogue.
+    :raises NothingSelected: no lock can be listed.
+    :raises VerificationFailed: the signature of a report is invalid.
+    """
+    demand_replaceable(site)
+    kept = kept_reports(proofs) if proofs else ()
+    earlier = locks_in(proofs) if proofs else {}
+    records = read_records(
+        locks, [each.signed for each in kept], lambda line: console.say(printable(line)), earlier
+    )
+    in_registry = {
+        tag: Published(digest=entry.digest, notices=entry.notices, retracted=bool(entry.retracted))
+        for entry in published
+        for tag in entry.tags
+    }
+    listed = catalogue(
+        records, locks.matrix, locks.facts, load_suite(), registry=registry, published=in_registry
+    )
+    tags = {image.tag for image in listed.images}
+    beside = dict(file for each in kept if each.signed.report.tag in tags for file in each.files)
+    files = render(listed, locks.facts, beside)
+    write_folder(site, files)
+    console.say(f"images: {len(tags)}; files: {len(files)}, {console.size(sum(map(len, files.values())))}")
+    click.echo(site)
 
 
 def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Trust) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from torchkiln.cli.shared.options import (
     parse_size,
     suite_option,
 )
-from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, read, report_options, show
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, selection_for_running
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.targets import name_argument
+from torchkiln.cli.shared.terminal import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layout import ImageOnDisk
@@ -43,11 +43,30 @@ _LEAST_PART = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bundling:
-    """The options for a bundle."""
+    """The options for a bundle. NAME.tar is one file, any other name a folder, maybe with parts of a tar."""
 
     bundle: Path | None
     part_size: str | None
-    have: Path | None
+    have: Path | None  # a list of layers to leave out
+
+    def part_bytes(self) -> int | None:
+        """The size of a part; None: no parts.
+
+        :raises ConfigError: it is invalid, or --bundle is missing or no folder.
+        """
+        if (self.part_size or self.have) and not self.bundle:
+            raise ConfigError("--part-size and --have require --bundle", hint="add --bundle FOLDER")
+        if self.part_size is None or self.bundle is None:
+            return None
+        size = parse_size(self.part_size, "--part-size")
+        if size < _LEAST_PART:
+            raise ConfigError(f"--part-size {size}: too small", hint="use 1m or more")
+        if self.bundle.suffix == ".tar":
+            raise ConfigError(
+                f"--bundle {self.bundle}: --part-size requires a folder, not a tar",
+                hint="name it without .tar, or omit --part-size",
+            )
+        return size
 
 
 @click.group("smoke", cls=default_group("run"))
@@ -129,11 +148,7 @@ def run(
             "--bundle runs no checks, so there is no report to write",
             hint="use --key, --report, --junit, --markdown and --json with the bundle's run.py",
         )
-    if bundling.part_size and not bundling.bundle:
-        raise ConfigError("--part-size requires --bundle", hint="add --bundle FOLDER")
-    if bundling.have and not bundling.bundle:
-        raise ConfigError("--have requires --bundle", hint="add --bundle FOLDER")
-    shared = on.shm_bytes
+    bundling.part_bytes()
     key = key_of(key_file, files, nonce)
     suite = load_suite(suite_folder)
     request = SmokeRequest(
@@ -146,13 +161,11 @@ def run(
         ),
         runtime=on.runtime,
         gpus=on.gpus,
-        shm_size=shared,
+        shm_size=on.shm_bytes,
         force=force,
     )
     if bundling.bundle:
-        parts = parse_size(bundling.part_size, "--part-size") if bundling.part_size else None
-        target = BundleTarget(place=bundling.bundle, part_size=parts, have=bundling.have)
-        make_bundle(image, images, chosen.matrix_file, request, target)
+        _make_bundle(image, images, chosen.matrix_file, request, bundling)
         return
     lines = SmokeLines()
     session = SmokeSession(images=images, matrix=lambda: chosen.grid()[0], store=open_cache(), listener=lines)
@@ -165,43 +178,20 @@ smoke.add_command(show)
 smoke.add_command(read)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BundleTarget:
-    """The path of a bundle: NAME.tar is one file, any other name a folder.
-
-    With *part_size*, in bytes, the folder has the parts of a tar. The layers in the list *have* are left out.
-    """
-
-    place: Path
-    part_size: int | None
-    have: Path | None
-
-    def __post_init__(self) -> None:
-        if self.part_size is not None and self.part_size < _LEAST_PART:
-            raise ConfigError(f"--part-size {self.part_size}: too small", hint="use 1m or more")
-        if self.part_size is not None and self.is_tar:
-            raise ConfigError(
-                f"--bundle {self.place}: --part-size requires a folder, not a tar",
-                hint="name it without .tar, or omit --part-size",
-            )
-
-    @property
-    def is_tar(self) -> bool:
-        return self.place.suffix == ".tar"
-
-
-def make_bundle(
-    named: NamedImage, images: Path, matrix_file: Path, request: SmokeRequest, target: BundleTarget
+def _make_bundle(
+    named: NamedImage, images: Path, matrix_file: Path, request: SmokeRequest, bundling: _Bundling
 ) -> None:
     """Write the bundle that runs *request* in the image *named*; print its path.
 
-    :raises KilnError: as the smoke session's `run`; *target* exists, or cannot be written.
+    :raises KilnError: as the smoke session's `run`; the bundle exists, or cannot be written.
     """
+    place, part_bytes = bundling.bundle, bundling.part_bytes()
+    assert place is not None
     if RUNTIMES[request.runtime].in_engine:
         raise ConfigError(
             f"--runtime {request.runtime}: a bundle does not run in an engine", hint="omit --runtime"
         )
-    listed = read_held(target.have) if target.have else {}
+    listed = read_held(bundling.have) if bundling.have else {}
     store = open_cache()
     image, tag, locked = image_and_lock(named.ref, named.layout, images, store)
     held = held_of(image, listed)
@@ -212,24 +202,20 @@ def make_bundle(
         click.echo(
             f"smoke: bundle of {tag} ({image.manifest[:19]}), {total}{_left_out(image, held)}", err=True
         )
-        if target.part_size is not None:
-            write_parts(files, target.place, target.part_size)
-        elif target.is_tar:
-            write_tar(files, target.place)
+        if part_bytes is not None:
+            write_parts(files, place, part_bytes)
+            first = f"cat {place.name}/{TAR}.* | tar --extract --directory FOLDER; python3 FOLDER/run.py"
+        elif place.suffix == ".tar":
+            write_tar(files, place)
+            first = f"tar --extract --file {place.name} --directory FOLDER; python3 FOLDER/run.py"
         else:
-            write_folder(files, target.place)
-    name = target.place.name
-    if target.part_size is not None:
-        first = f"cat {name}/{TAR}.* | tar --extract --directory FOLDER; python3 FOLDER/run.py"
-    elif target.is_tar:
-        first = f"tar --extract --file {name} --directory FOLDER; python3 FOLDER/run.py"
-    else:
-        first = f"python3 {name}/run.py"
+            write_folder(files, place)
+            first = f"python3 {place.name}/run.py"
     first += " --from EARLIER_BUNDLE" if held else ""
     click.echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
     gate = as_typed(f"torchkiln gate {tag} --report report.json")
     click.echo(f"then copy its report.json back:\n  {gate}", err=True)
-    click.echo(target.place)
+    click.echo(place)
 
 
 def _left_out(image: ImageOnDisk, held: Mapping[Digest, HeldLayer]) -> str:

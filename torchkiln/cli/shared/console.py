@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli.shared import terminal
-from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.tables import paragraph, table
+from torchkiln.cli.shared.terminal import say as say
 from torchkiln.errors import KilnError
 from torchkiln.model.progress import Observer, Silent, Work
 from torchkiln.store.file_locks import Holder
@@ -43,11 +43,6 @@ def progress(*, quiet: bool) -> Iterator[Observer]:
             yield bars
     else:
         yield LogLines(say)
-
-
-def say(line: str) -> None:
-    """Print one line of diagnostics on stderr."""
-    click.echo(f"torchkiln: {as_typed(line)}", err=True)
 
 
 def open_cache(*, quiet: bool = False) -> Store:

@@ -8,8 +8,8 @@ from functools import partial
 
 import click
 
+from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import progress
-from torchkiln.cli.shared.program import as_typed
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.compare.layers import package_changes
 from torchkiln.errors import KilnError, printable
@@ -20,10 +20,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Reporting
 from torchkiln.model.untrusted import USES, is_untrusted
 
-
-def say(line: str) -> None:
-    """Print one line on stderr."""
-    click.echo(f"lock: {as_typed(line)}", err=True)
+say = partial(terminal.say, of="lock")
 
 
 class LockOutput:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.reports import show_lines
 from torchkiln.cli.shared.runtime_options import EngineLines
 from torchkiln.cli.shared.tables import paragraph
@@ -32,6 +33,9 @@ from torchkiln.smoke.suite import load_suite
 if TYPE_CHECKING:
     from torchkiln.cli.shared.context import BuildContext  # imports packages that a bundle does not have
     from torchkiln.projects.build import ProjectSource
+
+
+say = partial(terminal.say, of="smoke")
 
 
 class SmokeLines(EngineLines):
@@ -82,11 +86,6 @@ class SmokeLines(EngineLines):
     def _say(self, line: str) -> None:
         if not self._quiet:
             say(line)
-
-
-def say(line: str) -> None:
-    """Print one line about checks on stderr."""
-    click.echo(f"smoke: {as_typed(line)}", err=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,41 @@
-"""Finds out what the terminal can show, and prints errors: the one style of all commands."""
+"""Finds out what the terminal can show, and prints messages and errors: the one style of all commands.
+
+Messages name commands as `torchkiln COMMAND`; `as_typed` replaces that by the words that the user typed, such
+as `python build.py COMMAND`.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.commands import COMMANDS
+
+_COMMAND = re.compile(rf"(?<![\w./-])torchkiln (?=(?:{'|'.join(COMMANDS)})(?![\w-]))")
+
+
+def program() -> str:
+    """The words that start this program."""
+    called = sys.argv[0] if sys.argv else ""
+    path = Path(called)
+    if path.name == "build.py":
+        return f"python {called}"
+    if path.name == "__main__.py" and path.parent.name == "torchkiln":
+        return "python -m torchkiln"
+    if path.name == "torchkiln" and called != shutil.which("torchkiln"):
+        return called  # the scripts of this environment are not on the PATH
+    return "torchkiln"
+
+
+def as_typed(text: str) -> str:
+    """*text* with `program` in the commands."""
+    return _COMMAND.sub(lambda _: f"{program()} ", text)
 
 
 def stream(*, err: bool) -> IO[Any]:
@@ -33,6 +60,11 @@ def color() -> bool | None:
     """The `color` argument of click: False: write no escape sequences; None: only to a terminal."""
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return False if dumb or os.environ.get("NO_COLOR") else None
+
+
+def say(line: str, of: str = "torchkiln") -> None:
+    """Print one line of diagnostics on stderr, after the name of what it is about."""
+    click.echo(f"{of}: {as_typed(line)}", err=True)
 
 
 def print_error(message: str, hint: str = "") -> None:
