@@ -107,8 +107,8 @@ def in_engine(image: str) -> int:
     from torchkiln.runtimes.command import Bind
     from torchkiln.runtimes.docker import captured
     from torchkiln.runtimes.docker_args import Container
-    from torchkiln.runtimes.engine_images import gpus_on
     from torchkiln.runtimes.runtime import SilentRuntimeListener
+    from torchkiln.runtimes.table import gpus_on
 
     engine = find_engine(builds=False)
     result: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}

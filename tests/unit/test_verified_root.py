@@ -13,8 +13,7 @@ import pytest
 from tests.roots import entry, layer, minimal_layout
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.runtimes import known_hashes, verified_root
-from torchkiln.runtimes.known_hashes import load_hashes, save_hashes
+from torchkiln.runtimes import verified_root
 from torchkiln.runtimes.layer_indexes import keep_index, kept_index, kept_tree
 from torchkiln.runtimes.rootfs import using
 from torchkiln.runtimes.runtime import SilentRuntimeListener
@@ -53,7 +52,7 @@ class Scene:
 
     def age(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From now on, every file counts as old, as in a cache that was not changed for a while."""
-        monkeypatch.setattr(known_hashes, "_RECENT_NS", -(10**12))
+        monkeypatch.setattr(verified_root, "_RECENT_NS", -(10**12))
 
 
 @pytest.fixture
@@ -175,16 +174,16 @@ def test_a_known_file_is_not_read_again_unless_its_ctime_differs(
     scene.age(monkeypatch)
     tree = kept_tree(scene.store, layers_of(scene.image))
     assert tree is not None
-    first = load_hashes(scene.store, scene.root)
+    first = verified_root.load_hashes(scene.store, scene.root)
     assert differences(scene.root, tree, first) == []
     assert first.read == 4
-    save_hashes(scene.store, scene.root, first)
+    verified_root.save_hashes(scene.store, scene.root, first)
 
-    again = load_hashes(scene.store, scene.root)
+    again = verified_root.load_hashes(scene.store, scene.root)
     assert (differences(scene.root, tree, again), again.read) == ([], 0)
 
     _write(scene.root)  # size and mtime are as before
-    changed = load_hashes(scene.store, scene.root)
+    changed = verified_root.load_hashes(scene.store, scene.root)
     assert differences(scene.root, tree, changed) == [
         "usr/bin/same: its content differs",
         "usr/bin/tool: its content differs",
@@ -197,18 +196,18 @@ def test_hashes_of_another_machine_or_file_system_do_not_count(
 ) -> None:
     scene.age(monkeypatch)
     scene.verify()
-    assert load_hashes(scene.store, scene.root).known
+    assert verified_root.load_hashes(scene.store, scene.root).known
     with monkeypatch.context() as patch:
-        patch.setattr(known_hashes, "_LOCAL", {0x6969: "nfs"})
-        assert not load_hashes(scene.store, scene.root).known
+        patch.setattr(verified_root, "_LOCAL", {0x6969: "nfs"})
+        assert not verified_root.load_hashes(scene.store, scene.root).known
     (scene.store.root / "keys" / "machine.pem").unlink()
-    assert not load_hashes(scene.store, scene.root).known
+    assert not verified_root.load_hashes(scene.store, scene.root).known
 
 
 def test_a_file_that_was_just_changed_is_read_again(scene: Scene) -> None:
     """Within the granularity of the file system's clock, it could change again with the same ctime."""
     scene.verify()
-    assert not load_hashes(scene.store, scene.root).known
+    assert not verified_root.load_hashes(scene.store, scene.root).known
 
 
 def test_a_tree_in_use_is_not_replaced(scene: Scene) -> None:
