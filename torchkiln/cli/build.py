@@ -20,17 +20,20 @@ from torchkiln.cli.shared.options import (
     gathered,
     images_folder,
     json_option,
+    layer_format_option,
     layout_option,
+    locked_option,
     mirror_option,
     quiet_option,
     refuse,
+    smoke_option,
     vault_option,
 )
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:
@@ -102,13 +105,7 @@ class _Tests:
 @gathered(
     "tests",
     _Tests,
-    click.option(
-        "--smoke/--no-smoke",
-        default=None,
-        envvar="TORCHKILN_SMOKE",
-        help="embedded: run the smoke tests in each image, or none; exit 10 if one fails. --smoke: it is also"
-        " an error if this host cannot run them  [default: run them if the host can]",
-    ),
+    smoke_option,
     click.option(
         "--tier",
         type=click.IntRange(0, 3),
@@ -124,13 +121,7 @@ class _Tests:
     show_default=True,
     help="also write an archive beside the layout: <tag>.FORMAT.tar",
 )
-@click.option(
-    "--layer-format",
-    type=click.Choice(LAYER_FORMATS),
-    default=DEFAULT_FORMAT,
-    show_default=True,
-    help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
-)
+@layer_format_option
 @gathered(
     "buildx",
     _Buildx,
@@ -139,7 +130,7 @@ class _Tests:
     click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx"),
     click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base"),
 )
-@click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
+@locked_option
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
 @vault_option

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -48,16 +48,26 @@ _NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 
 def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | None) -> str:
-    """A matrix of the *resolutions* that have a lock in *images*; *since*: only those whose lock changed.
+    """One line of JSON for fromJSON in `strategy.matrix`: the *resolutions* that have a lock in *images*.
+
+    :param since: a Git revision: only the cells whose lock is new or has another digest than there.
 
     :raises ConfigError: git does not know *since*.
     :raises Stale: a lock is broken.
     """
     tags = [tag_of(resolution) for resolution in resolutions if resolution.build is not None]
     locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
-    if since is None:
-        return github_matrix((locked, None) for locked in locks)
-    return github_matrix(changed(locks, _digests_at(since, tags, images)))
+    rows = [_row(locked) for locked in locks]
+    if since is not None:
+        then = _digests_at(since, tags, images)
+        # A new `RECIPE` makes all locks stale. New locks have other digests, so every image is built again.
+        rows = [
+            {**row, "changed": "lock" if row["tag"] in then else "new"}
+            for row in rows
+            if row["tag"] not in then or then[row["tag"]] != row["lock"]
+        ]
+    # GitHub rejects an empty matrix: use `if`.
+    return json.dumps({"include": rows}, separators=(",", ":"))
 
 
 def _digests_at(since: str, tags: Sequence[str], images: Path) -> dict[str, str | None]:
@@ -67,14 +77,10 @@ def _digests_at(since: str, tags: Sequence[str], images: Path) -> dict[str, str 
     revision = open_revision(since, images)
     names = revision.names()
     locks = {tag: revision.read(f"{tag}/lock.json") for tag in tags if tag in names}
-    return {tag: digest_in(lock) for tag, lock in locks.items() if lock is not None}
+    return {tag: _digest_in(lock) for tag, lock in locks.items() if lock is not None}
 
 
-#: One cell for CI to build, and why; None: the locks were not compared with a revision.
-CiJob = tuple[LockedCell, Literal["new", "lock"] | None]
-
-
-def digest_in(lock: bytes) -> str | None:
+def _digest_in(lock: bytes) -> str | None:
     """The digest in a lock.json of any schema; None: the file has none."""
     try:
         document = json_of(lock)
@@ -84,36 +90,16 @@ def digest_in(lock: bytes) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
-    """The *locks* whose digest differs from *then*, which has the digests of a Git revision by tag.
-
-    A new `RECIPE` makes all locks stale. New locks have other digests, so every image is built again.
-    """
-    for locked in locks:
-        tag = tag_of(locked.resolution)
-        if tag not in then:
-            yield locked, "new"
-        elif then[tag] != lock_digest(locked):
-            yield locked, "lock"
-
-
-def github_matrix(jobs: Iterable[CiJob]) -> str:
-    """One line of JSON for fromJSON in `strategy.matrix`. GitHub rejects an empty matrix: use `if`."""
-    return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
-
-
-def _row(job: CiJob) -> dict[str, Any]:
-    """The JSON values of *job*. Keys are never removed or renamed, because workflows use them."""
-    locked, changed = job
-    resolution, base, cell = locked.resolution, locked.base, locked.resolution.cell
-    row: dict[str, Any] = {
+def _row(locked: LockedCell) -> dict[str, Any]:
+    """The JSON values of one cell. Keys are never removed or renamed, because workflows use them."""
+    resolution, cell = locked.resolution, locked.resolution.cell
+    return {
         "tag": tag_of(resolution),
         "torch": cell.torch,
         "cuda": cell.cuda,
         "flavor": cell.flavor,
         "os": cell.os,
         "lock": lock_digest(locked),
-        "base": base.digest,
+        "base": locked.base.digest,
         "status": resolution.status.value,
     }
-    return row if changed is None else {**row, "changed": changed}

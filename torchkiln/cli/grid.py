@@ -164,16 +164,7 @@ def _of_thin_image(cell: Cell) -> dict[str, Any]:
 def _columns(resolution: Resolution, images: Path) -> list[str]:
     cell, build = resolution.cell, resolution.build
     if build is None:
-        return [
-            cell.torch,
-            cell.cuda,
-            resolution.status.value,
-            "-",
-            "-",
-            "-",
-            "-",
-            resolution.why_unavailable,
-        ]
+        return [cell.torch, cell.cuda, resolution.status.value, *"----", resolution.why_unavailable]
     return [
         cell.torch,
         cell.cuda,
@@ -288,9 +279,8 @@ def _choice_lines(choice: Picked) -> list[str]:
 def _name(offer: Candidate) -> str:
     resolution = offer.resolution
     cell = resolution.cell
-    return (
-        tag_of(resolution) if resolution.build else f"{cell.torch}-cuda{cell.cuda} ({cell.flavor}, {cell.os})"
-    )
+    unbuilt = f"{cell.torch}-cuda{cell.cuda} ({cell.flavor}, {cell.os})"
+    return tag_of(resolution) if resolution.build else unbuilt
 
 
 def _choice_json(choice: Picked) -> dict[str, Any]:

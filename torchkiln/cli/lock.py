@@ -10,7 +10,7 @@ import click
 
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_output import LockOutput, say
-from torchkiln.cli.shared.options import images_folder, mirror_option
+from torchkiln.cli.shared.options import as_of_option, images_folder, mirror_option, upgrade_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.engine.record import record_layers
 from torchkiln.engine.standalone import StandalonePythons
@@ -26,15 +26,7 @@ from torchkiln.store.store import Store
 
 @click.command("lock")
 @cell_selection
-@click.option(
-    "--upgrade",
-    "upgrade",
-    multiple=True,
-    is_flag=False,
-    flag_value="*",
-    metavar="[PACKAGE]",
-    help="upgrade this package, or without a name every package, to the newest version that fits",
-)
+@upgrade_option
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
 @click.option(
     "--record", is_flag=True, help="write the digests of layers built on this machine into the locks"
@@ -46,11 +38,7 @@ from torchkiln.store.store import Store
     help="lock wheels of PyTorch's own index by their publicly recorded hashes, without using that index",
 )
 @click.option("--check", is_flag=True, help="only list stale locks (exit 5); needs no network")
-@click.option(
-    "--as-of",
-    metavar="DATE",
-    help="ignore packages uploaded on this day (UTC) or later  [default: today]",
-)
+@as_of_option
 @mirror_option
 @images_folder
 def lock(

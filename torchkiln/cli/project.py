@@ -15,24 +15,31 @@ from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import (
     FOLDER,
     PushTo,
+    as_of_option,
     gathered,
     images_folder,
     json_option,
+    layer_format_option,
     layout_option,
+    limit_option,
+    locked_option,
     matrix_option,
     mirror_option,
+    nonce_option,
+    only_option,
     push_to_options,
     quiet_option,
+    smoke_option,
+    upgrade_option,
     vault_option,
 )
-from torchkiln.cli.shared.project import project_cell
+from torchkiln.cli.shared.project import demand_lock, project_cell
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import Stale
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
+from torchkiln.model.layer_format import LayerFormat
 from torchkiln.projects.choice import Choice, choice_of
-from torchkiln.projects.file import FILE, load_project
 
 if TYPE_CHECKING:
     from torchkiln.locks.folder import LockFolder
@@ -93,19 +100,10 @@ _allow_missing = click.option(
 @_folder
 @cell_selection
 @_extras_and_groups
-@click.option(
-    "--upgrade",
-    multiple=True,
-    is_flag=False,
-    flag_value="*",
-    metavar="[PACKAGE]",
-    help="upgrade this package, or without a name every package, to the newest version that fits",
-)
+@upgrade_option
 @_allow_missing
 @click.option("--check", is_flag=True, help="only check whether the lock is stale (exit 5)")
-@click.option(
-    "--as-of", metavar="DATE", help="ignore packages uploaded on this day (UTC) or later  [default: today]"
-)
+@as_of_option
 @mirror_option
 @images_folder
 @json_option
@@ -165,23 +163,15 @@ def _check(request: ProjectRequest, locks: LockFolder) -> None:
     from torchkiln.base.remake import APT_EFFECTS, committed_effects
     from torchkiln.cli.shared.console import open_cache
     from torchkiln.cli.shared.lock_output import say
-    from torchkiln.projects.freshness import require_fresh_project
-    from torchkiln.projects.ready import fresh_parent, needs_of
+    from torchkiln.projects.ready import ready_project
 
-    lock = load_project(request.folder)
-    if lock is None:
-        raise Stale(
-            f"{request.folder}: the project is not locked yet",
-            hint=f"run: torchkiln project lock {request.folder}",
-        )
-    parent = fresh_parent(locks, request.cell, os.environ)
-    needs = needs_of(request.folder, parent, open_cache(), request.chosen(lock))
-    require_fresh_project(request.folder, lock, needs, parent)
-    effects = request.folder / APT_EFFECTS
-    if lock.apt and effects.exists() and committed_effects(request.folder, lock.apt) is None:
+    folder, environ = request.folder, os.environ
+    lock, _ = ready_project(request, locks, open_cache(), environ=environ, lock=lambda _: demand_lock(folder))
+    effects = folder / APT_EFFECTS
+    if lock.apt and effects.exists() and committed_effects(folder, lock.apt) is None:
         raise Stale(
             f"{effects}: it was made for another lock of the project",
-            hint=f"run: torchkiln project lock {request.folder} --upgrade",
+            hint=f"run: torchkiln project lock {folder} --upgrade",
         )
     say("1 fresh")
 
@@ -238,31 +228,18 @@ _build_options = gathered(
     _extras_and_groups,
     images_folder,
     layout_option("the OCI layout to build into; images in it share blobs"),
-    click.option(
-        "--layer-format",
-        type=click.Choice(LAYER_FORMATS),
-        default=DEFAULT_FORMAT,
-        show_default=True,
-        help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
-    ),
-    click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"),
+    layer_format_option,
+    locked_option,
     mirror_option,
     vault_option,
     json_option,
     quiet_option,
 )
-_smoke_option = click.option(
-    "--smoke/--no-smoke",
-    default=None,
-    envvar="TORCHKILN_SMOKE",
-    help="run the checks in the image, or none; exit 10 if one fails. --smoke: it is also an error if this"
-    " host cannot run them  [default: run them if the host can]",
-)
 
 
 @project.command("build")
 @_build_options
-@_smoke_option
+@smoke_option
 def build(project: _Build, smoke: bool | None) -> None:
     """Build the image of the project, run its checks, and print its digest; it has the project's name.
 
@@ -273,7 +250,7 @@ def build(project: _Build, smoke: bool | None) -> None:
 
 @project.command("push")
 @_build_options
-@_smoke_option
+@smoke_option
 @push_to_options(required=True)
 def push(project: _Build, smoke: bool | None, to: PushTo) -> None:
     """Build the image of the project, run its checks, and push it without the gate; print its reference."""
@@ -297,18 +274,11 @@ def watch(project: _Build, to: PushTo) -> None:
 @images_folder
 @layout_option()
 @run_on_options
-@click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
-@click.option(
-    "--limit",
-    type=float,
-    default=1800.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="the time limit for each check",
-)
+@only_option
+@limit_option
 @_allow_missing
 @key_option
-@click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
+@nonce_option
 @report_options
 def smoke(
     folder: Path,
@@ -331,9 +301,8 @@ def smoke(
     """
     from torchkiln.cli.shared.console import open_cache
     from torchkiln.cli.shared.smoke_output import SmokeLines
-    from torchkiln.projects.freshness import require_fresh_project
     from torchkiln.projects.read import demand_folder
-    from torchkiln.projects.ready import fresh_parent, needs_of
+    from torchkiln.projects.ready import ProjectRequest, needs_of, ready_project
     from torchkiln.projects.settings import read_settings
     from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
     from torchkiln.smoke.report import demand_pass
@@ -349,17 +318,15 @@ def smoke(
     )
     key = key_of(key_file, files, nonce)
     demand_folder(folder)
-    if (lock := load_project(folder)) is None:
-        raise Stale(
-            f"{folder / FILE}: no such file: the project is not locked yet",
-            hint=f"run: torchkiln project build {folder} --torch X --cuda Y",
-        )
+    demand_lock(folder)
     chosen = CellOptions(matrix_file=matrix_file)
     cell, locks = project_cell(chosen, folder, images)
     store, settings = open_cache(), read_settings(folder)
-    parent = fresh_parent(locks, cell, os.environ)
-    needs = needs_of(folder, parent, store, choice_of(lock.extras, lock.groups))
-    require_fresh_project(folder, lock, needs, parent)
+    request = ProjectRequest(folder=folder, cell=cell)
+    lock, parent = ready_project(
+        request, locks, store, environ=os.environ, lock=lambda _: demand_lock(folder)
+    )
+    needs = needs_of(folder, parent, store, request.chosen(lock))
     locked = LockedProjectFolder(folder=folder, needs=needs, lock=lock, cell=parent, settings=settings)
     lines = SmokeLines()
     report = check_project(locked, output, checks, store, lines, lambda: chosen.grid()[0].repository)

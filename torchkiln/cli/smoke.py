@@ -16,6 +16,9 @@ from torchkiln.cli.shared.options import (
     gathered,
     images_folder,
     layout_option,
+    limit_option,
+    nonce_option,
+    only_option,
     parse_size,
     suite_option,
 )
@@ -86,15 +89,8 @@ def smoke() -> None:
     show_default="0; with --only, that of the named checks",
     help="run the checks of this tier and of those below",
 )
-@click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
-@click.option(
-    "--limit",
-    type=float,
-    default=1800.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="the time limit for all checks",
-)
+@only_option
+@limit_option
 @click.option("--force", is_flag=True, help="run again, even if the same run passed here recently")
 @suite_option
 @key_option
@@ -118,7 +114,7 @@ def smoke() -> None:
         " run.py --have",
     ),
 )
-@click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
+@nonce_option
 @report_options
 def run(
     name: str | None,

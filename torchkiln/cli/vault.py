@@ -14,7 +14,7 @@ import click
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
-from torchkiln.cli.shared.project import project_cell
+from torchkiln.cli.shared.project import demand_lock, project_cell
 from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.engine.environment import Environment, open_environment
 from torchkiln.engine.keep import Kept, vault_tag
@@ -22,9 +22,8 @@ from torchkiln.engine.keep import check as check_files
 from torchkiln.engine.keep import drop as drop_locks
 from torchkiln.engine.keep import keep as keep_files
 from torchkiln.engine.keep import upstream as upstream_states
-from torchkiln.errors import ConfigError, NothingSelected, Stale, VerificationFailed
+from torchkiln.errors import ConfigError, NothingSelected, VerificationFailed
 from torchkiln.locks.lock import load_locked
-from torchkiln.projects.file import load_project
 from torchkiln.projects.keep import keep_project, project_tag
 from torchkiln.projects.ready import ProjectRequest
 from torchkiln.projects.source import source_of
@@ -125,13 +124,9 @@ def drop(where: str, images: Path, every: bool, project: Path | None, dry_run: b
     place, name = vault_at(where, os.environ), None
     if project is None:
         keeping = {vault_tag(load_locked(images, tag)) for tag in (() if every else _locked(images))}
-    elif (lock := load_project(project)) is not None:
-        keeping, name = set() if every else {project_tag(lock)}, lock.name
     else:
-        raise Stale(
-            f"{project}: the project is not locked",
-            hint=f"run: torchkiln project lock {project} --torch X --cuda Y",
-        )
+        lock = demand_lock(project)
+        keeping, name = set() if every else {project_tag(lock)}, lock.name
     for tag in drop_locks(place, frozenset(keeping), project=name, dry_run=dry_run):
         click.echo(tag)
 

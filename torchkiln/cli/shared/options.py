@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import mirrors
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS
 from torchkiln.oci.owned import demand_own_layout
 from torchkiln.util.places import INSTALLED, MATRIX
 from torchkiln.vault import VARIABLE as VAULTS
@@ -174,6 +175,46 @@ gpus_option = click.option(
 shm_size_option = click.option("--shm-size", default="1g", show_default=True, help="the size of /dev/shm")
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="print no progress and no summary")
+layer_format_option = click.option(
+    "--layer-format",
+    type=click.Choice(LAYER_FORMATS),
+    default=DEFAULT_FORMAT,
+    show_default=True,
+    help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
+)
+locked_option = click.option(
+    "--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"
+)
+smoke_option = click.option(
+    "--smoke/--no-smoke",
+    default=None,
+    envvar="TORCHKILN_SMOKE",
+    help="run the smoke tests in each image, or none; exit 10 if one fails. --smoke: it is also an error if"
+    " this host cannot run them  [default: run them if the host can]",
+)
+upgrade_option = click.option(
+    "--upgrade",
+    multiple=True,
+    is_flag=False,
+    flag_value="*",
+    metavar="[PACKAGE]",
+    help="upgrade this package, or without a name every package, to the newest version that fits",
+)
+as_of_option = click.option(
+    "--as-of", metavar="DATE", help="ignore packages uploaded on this day (UTC) or later  [default: today]"
+)
+only_option = click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
+limit_option = click.option(
+    "--limit",
+    type=float,
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="the time limit: for all checks, or for each check of a project",
+)
+nonce_option = click.option(
+    "--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`"
+)
 
 
 def refuse(ctx: click.Context, names: Container[str], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds the cell whose image a project goes on."""
+"""Finds the lock of a project, and the cell whose image it goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.named import cell_named
 from torchkiln.model.cell import Cell
-from torchkiln.projects.file import load_project
+from torchkiln.model.project import ProjectLock
+from torchkiln.projects.file import FILE, load_project
 
 
 def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell, LockFolder]:
@@ -49,3 +50,16 @@ def _cell_of(tag: str, folder: Path, locks: LockFolder) -> Cell:
             f"{folder}: its lock is for {tag}, which the matrix does not have",
             hint=f"choose another image: torchkiln project lock {folder} --torch X --cuda Y",
         ) from error
+
+
+def demand_lock(folder: Path) -> ProjectLock:
+    """The lock of the project in *folder*.
+
+    :raises Stale: there is none, or it is invalid.
+    """
+    if (lock := load_project(folder)) is None:
+        raise Stale(
+            f"{folder / FILE}: no such file: the project is not locked yet",
+            hint=f"run: torchkiln project lock {folder} --torch X --cuda Y",
+        )
+    return lock
