@@ -150,23 +150,6 @@ def test_an_unreachable_engine_is_reported_with_a_hint(scene: Scene, host: str, 
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--engine", "docker", "--output", "x"), "--output is for --engine embedded"),
-        (("--builder", "b"), "--builder is for --engine docker"),
-        (("--base", "debian:12"), "--base is for --engine docker"),
-    ],
-)
-def test_options_of_the_other_engine_are_refused(
-    scene: Scene, arguments: tuple[str, ...], expected: str
-) -> None:
-    ran = scene.kiln(*arguments)
-
-    assert ran.returncode == 2
-    assert expected in ran.stderr
-
-
 # --- two engines -----------------------------------------------------------------------------------
 
 

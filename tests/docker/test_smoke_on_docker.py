@@ -116,25 +116,3 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     assert result["smoke"]["verdict"] == "fail"
     assert result["smoke"]["checks"]["import"] == "failed"
     assert f"error: {TAG}: fail: " in ran.stderr
-    assert "--tier cannot be used with --no-smoke" in scene.kiln("--tier", "1", "--no-smoke").stderr
-    refused = scene.kiln("--smoke", "--engine", "docker")
-    assert (refused.returncode, "--smoke is for --engine embedded" in refused.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("--gpus", "2"), 2, "--gpus 2: only all or none is supported without an engine"),
-        (
-            ("--runtime", "docker", "--gpus", "some"),
-            2,
-            "--gpus some: must be all, none, a number or device=ID,ID",
-        ),
-        (("--runtime", "docker", "--shm-size", "big"), 2, "--shm-size big: not a valid size"),
-    ],
-)
-def test_bad_usage_is_named(scene: Scene, arguments: tuple[str, ...], code: int, words: str) -> None:
-    ran = scene.command("smoke", TAG, "--images", str(scene.images), *arguments)
-
-    assert ran.returncode == code
-    assert words in ran.stderr

@@ -264,21 +264,6 @@ def test_prune_to_a_size_that_is_not_reachable(scene: Scene) -> None:
 # --- user errors -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("prune", "--older-than", "soon"), "--older-than soon: not a valid duration"),
-        (("prune", "--max-size", "big"), "--max-size big: not a valid size"),
-    ],
-)
-def test_a_user_error_is_reported(args: tuple[str, ...], message: str, scene: Scene) -> None:
-    """Exit code 2, and the cache is unchanged."""
-    done = scene.run(*args)
-    assert isinstance(done.exception, ConfigError)
-    assert (done.exception.message, done.exception.exit_code) == (message, 2)
-    assert done.exception.hint.startswith("write ")
-
-
 def test_a_missing_cache_is_not_an_error(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

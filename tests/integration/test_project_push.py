@@ -117,7 +117,6 @@ def test_a_failed_push_leaves_the_image_in_the_layout(commands: Commands, regist
         (("--to", "localhost:1/a"), 9, "localhost:1: GET /v2/: connection refused"),
         (("--to", "localhost:5000"), 2, "localhost:5000: invalid reference"),
         (("--to", "localhost:1/a", "--tag", "2.7.1-20260101"), 2, "is a dated tag"),
-        (("--watch", "--tag", "main"), 2, "--tag, --plain-http and --licence-confirmed require --to"),
     ],
 )
 def test_faults_before_the_build(

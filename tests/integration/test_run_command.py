@@ -14,7 +14,6 @@ import pytest
 from tests import forked
 from tests.needs import namespaces_fault
 from tests.roots import tiny_layout
-from torchkiln.errors import ConfigError
 from torchkiln.runtimes.driver import killed_for_memory
 
 CONFIG = {
@@ -78,31 +77,6 @@ def test_binds(dist: Path, tmp_path: Path) -> None:
 def test_the_workspace(dist: Path, tmp_path: Path) -> None:
     assert run(dist, "--workspace", str(tmp_path), "--", "touch", "/workspace/new").returncode == 0
     assert (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        pytest.param(["-p", "80", "--", "id"], "require --runtime docker", id="port"),
-        pytest.param(
-            ["--gpus", "2", "--", "id"],
-            "--gpus 2: only all or none is supported without an engine",
-            id="gpus",
-        ),
-        pytest.param(["docker:x", "id"], "require --runtime docker", id="engine's image"),
-        pytest.param(["2.7-tset", "true"], "no such image: '2.7-tset'", id="tag"),
-        pytest.param(["--bind", "nonsense", "--", "id"], "--bind nonsense: not SRC:DST", id="bind"),
-        pytest.param(["--user", "kim", "--", "id"], "user 'kim' is not a numeric UID", id="user"),
-        pytest.param(["--shm-size", "lots", "--", "id"], "--shm-size lots: not a valid size", id="size"),
-        pytest.param(["-e", "A", "--", "id"], "--env A: not NAME=VALUE", id="env"),
-    ],
-)
-def test_bad_usage_is_named(dist: Path, args: list[str], words: str) -> None:
-    got = run(dist, *args)
-
-    assert got.returncode == ConfigError.exit_code
-    assert words in got.stderr
-    assert "Traceback" not in got.stderr
 
 
 _LIMIT = 32 << 20

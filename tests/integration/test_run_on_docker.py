@@ -282,9 +282,7 @@ def test_on_a_terminal_the_command_has_one(place: Place) -> None:
             ["-p", "x:y:z:1", "--gpus", "some", "--", "id"],
             "--gpus some: must be all, none, a number or device=ID,ID\n--publish x:y",
         ),
-        (["-p", "99999:1", "--", "id"], "99999"),
         (["--user", "no-such-user", "--", "id"], "no-such-user"),
-        (["-e", "A", "--", "id"], "--env A: not NAME=VALUE"),
     ],
 )
 def test_bad_usage_is_named(place: Place, arguments: list[str], words: str) -> None:

@@ -53,11 +53,6 @@ def test_lockable_cells_are_those_of_the_default_index():
     assert len(runtime) == 9 + 7
 
 
-def test_without_lockable_cells_nothing_is_chosen():
-    result = CliRunner().invoke(list_command, [*MATRIX, "--cuda", "11.8", "--lockable"])
-    assert isinstance(result.exception, NothingSelected)
-
-
 def test_list_json_keeps_its_documented_form():
     rows = _json(list_command, "--all")
     assert len(rows) == CELLS

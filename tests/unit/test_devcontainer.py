@@ -152,9 +152,7 @@ def test_an_existing_file_is_not_overwritten(folder: Path, place: str, what: str
         (("--image", "a b"), 2, "--image a b: invalid reference format"),
         (("--image", "-v"), 2, "invalid reference format"),
         (("--image", 'a","runArgs":["--privileged'), 2, "invalid reference format"),
-        (("--image", "a:b", "--torch", "2.7"), 2, "--image cannot be used with --torch or --cuda"),
         ((), 3, "nothing selected"),
-        (("--torch", "2.7"), 2, "init --devcontainer takes one image, but the options select 3"),
     ],
 )
 def test_what_is_refused(folder: Path, arguments: tuple[str, ...], code: int, text: str) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.document_strategies import VALUES, json_bytes, mutated
-from tests.keys import ED, pem
 from tests.reports import SUITE, TIERS, WHEN, found, gpu, host, json_lines, report
 from tests.smoke_suites import run_suite, suite_with
 from torchkiln.cli.smoke import smoke
@@ -324,19 +323,6 @@ def test_smoke_read_of_some_checks(real: Any, tmp_path: Path) -> None:
     assert "--when: 'now' is not a time in UTC" in str(
         smoke_read(tmp_path, suite, passed, "--when", "now").exception
     )
-
-
-def test_an_invalid_nonce_is_reported_before_the_run() -> None:
-    done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--nonce", "short"])
-
-    assert "--nonce: 'short' is not 8 to 128 of the characters" in str(done.exception)
-
-
-def test_key_without_report_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "key.pem").write_bytes(pem(ED))
-    done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--key", str(tmp_path / "key.pem")])
-
-    assert "--key requires --report" in str(done.exception)
 
 
 SKIPPED = found("cuda", "skipped", "host: no NVIDIA driver here", measured="{}", threshold="{}")
