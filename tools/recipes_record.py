@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from tools.json_schemas import schema_of
 from torchkiln.model.report import Tag, Time
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences
@@ -84,7 +85,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What the training recipes measured on one machine",
-        **codec.schema_of(Record),
+        **schema_of(Record),
     }
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from tools import schemas
+from tools.json_schemas import schema_of
 from torchkiln.util import codec
 from torchkiln.util.places import ROOT
 from torchkiln.util.schema import KEYWORDS, violations
@@ -59,8 +60,8 @@ outers = st.builds(
 def test_plain_values_fit_the_schema_and_read_back(outer: Outer) -> None:
     document = json.loads(json.dumps(codec.plain(outer)))
 
-    assert violations(document, codec.schema_of(Outer)) == []
-    jsonschema.Draft202012Validator(codec.schema_of(Outer)).validate(document)
+    assert violations(document, schema_of(Outer)) == []
+    jsonschema.Draft202012Validator(schema_of(Outer)).validate(document)
     assert codec.typed(Outer, document) == outer
 
 
@@ -87,8 +88,8 @@ def test_a_default_is_not_written() -> None:
 def test_values_that_plain_never_writes_do_not_fit_the_schema(change: dict[str, Any]) -> None:
     document = {"size": 1, "colour": "red", **change}
 
-    assert violations(document, codec.schema_of(Outer))
-    assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
+    assert violations(document, schema_of(Outer))
+    assert not jsonschema.Draft202012Validator(schema_of(Outer)).is_valid(document)
 
 
 # This runs in another process, because a crash ends the process.

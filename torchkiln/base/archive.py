@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.apt import LockedApt
@@ -23,7 +22,7 @@ from torchkiln.store.store import Store
 from torchkiln.util import codec
 from torchkiln.util.deb822 import paragraphs
 from torchkiln.util.files import write_atomic
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
@@ -31,25 +30,6 @@ _RECORDS = "debs"
 _LIMIT = 4 << 20  # maximum bytes of debs.json, which has about 60,000
 _HEX = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["schema", "base", "debs"],
-    "additionalProperties": False,
-    "properties": {
-        "schema": {"const": SCHEMA},
-        "base": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-        "dates": {
-            "type": "object",
-            "propertyNames": {"pattern": "^[a-z0-9][a-z0-9-]{0,60}$"},
-            "additionalProperties": {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z$"},
-        },
-        "debs": {
-            "type": "array",
-            "maxItems": 10_000,
-            "items": codec.schema_of(DebFile),
-        },
-    },
-}
 
 
 def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...]:
@@ -124,7 +104,7 @@ def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
         value = json_of(data)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}", hint=hint) from error
-    if faults := sentences(value, _SCHEMA, where):
+    if faults := sentences(value, shipped("debs"), where):
         raise ConfigError.of(faults, hint=hint)
     debs = tuple(DebFile(**deb) for deb in value["debs"])
     return BaseFiles(base=parse_digest(value["base"]), debs=debs, dates=value.get("dates", {}))

@@ -21,7 +21,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.tar_reader import TarEntry, plain_path
 from torchkiln.util import codec
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 1
@@ -163,10 +163,7 @@ def of_document(values: Any, where: str) -> Effects:
 
     :raises ValueError: *values* do not match the schema, or a path is not normalized.
     """
-    schema = codec.schema_of(Effects)
-    properties = {"schema": {"const": SCHEMA}, **schema["properties"]}
-    needed = {**schema, "properties": properties, "required": ["schema", *schema["required"]]}
-    if faults := sentences(values, needed, where):
+    if faults := sentences(values, shipped("effects"), where):
         raise ValueError(faults[0])
     found = codec.typed(Effects, {key: value for key, value in values.items() if key != "schema"})
     for effect in found.changed:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
+from typing import Any
 
 from torchkiln.errors import Stale
 from torchkiln.matrix.cuda_redist import digest_of
-from torchkiln.model import fields
 from torchkiln.model.cell import Limit, Resolution, Source
 from torchkiln.model.device_code import cut_wheels
 from torchkiln.model.digest import Digest, digest_of_json
@@ -28,19 +24,9 @@ _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,29}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Envelope:
-    """The fields of lock.json that are not in LockedCell."""
-
-    schema: Literal[2]
-    digest: fields.Sha256Digest
-    indexes: Annotated[tuple[Source, ...], Meta(extra_json_schema={"uniqueItems": True})]
-    seal: fields.Sha256Digest
-
-
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
 LIMIT = 4 << 20  # maximum bytes of a lock, which has about 60,000
-_ORDER = (
+ORDER = (
     *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
     *("wheels", "device_code", "archives", "base", "standalone", "tools", "layers", "seal"),
 )
@@ -51,7 +37,7 @@ def to_json(locked: LockedCell) -> bytes:
     document = _document(locked)
     document["digest"] = _digest(document)
     document["seal"] = _seal(document)
-    document = {key: document[key] for key in _ORDER if key in document}
+    document = {key: document[key] for key in ORDER if key in document}
     lines = [f'  "{key}": {_field(key, value)}' for key, value in document.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -152,7 +138,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
     if locked.tools:
         values["tools"] = artefact_json(locked.tools)
     values |= {"schema": SCHEMA, "indexes": indexes}
-    return {key: values[key] for key in _ORDER if key in values}
+    return {key: values[key] for key in ORDER if key in values}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
@@ -312,16 +298,3 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
 
 def _without(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in keys}
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of lock.json."""
-    found = codec.schema_of(LockedCell)
-    properties = {**found["properties"], **codec.schema_of(_Envelope)["properties"]}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"images/<tag>/lock.json, schema {SCHEMA}: every byte of one image by sha256",
-        **found,
-        "required": sorted({*found["required"], *_ENVELOPE}, key=_ORDER.index),
-        "properties": {key: properties[key] for key in _ORDER},
-    }

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
+from typing import Any
 
 from torchkiln.errors import Stale
 from torchkiln.locks.file import wheel_faults
-from torchkiln.model import fields
 from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.project import ProjectLock
@@ -26,16 +22,8 @@ FILE = "torchkiln.lock.json"
 SCHEMA = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Envelope:
-    """The fields of the file that are not in ProjectLock."""
-
-    schema: Literal[1]
-    seal: Annotated[fields.Sha256Digest, Meta(description="the digest of the other values")]
-
-
 _ENVELOPE = ("schema", "seal")
-_ORDER = (
+ORDER = (
     *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "extras", "groups"),
     *("requirements", "removed", "may_lack", "wheels", "origins", "apt", "seal"),
 )
@@ -45,7 +33,7 @@ def to_json(lock: ProjectLock) -> bytes:
     """The contents of the file, with a line for each requirement and wheel, for readable diffs."""
     document: dict[str, Any] = codec.plain(lock) | {"schema": SCHEMA}
     document["seal"] = _seal(document)
-    lines = [f'  "{key}": {_field(document[key])}' for key in _ORDER if key in document]
+    lines = [f'  "{key}": {_field(document[key])}' for key in ORDER if key in document]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
@@ -98,19 +86,6 @@ def save_project(folder: Path, lock: ProjectLock) -> Path:
     path = folder / FILE
     write_atomic(path, to_json(lock))
     return path
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of torchkiln.lock.json."""
-    found = codec.schema_of(ProjectLock)
-    properties = {**found["properties"], **codec.schema_of(_Envelope)["properties"]}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"{FILE}, schema {SCHEMA}: the packages of a project on an image, by sha256",
-        **found,
-        "required": sorted({*found["required"], *_ENVELOPE}, key=_ORDER.index),
-        "properties": {key: properties[key] for key in _ORDER},
-    }
 
 
 def _seal(document: Mapping[str, Any]) -> Digest:

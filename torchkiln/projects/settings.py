@@ -19,7 +19,7 @@ from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.toml import toml_of
 
 FILE = "torchkiln.toml"
-_TABLE = "tool.torchkiln"
+TABLE = "tool.torchkiln"
 
 # These variables decide which programs start, which libraries are loaded, and which GPUs an engine provides.
 # The image was tested with the values that it sets.
@@ -104,7 +104,7 @@ def settings_from(read: Callable[[str], bytes | None]) -> ProjectSettings:
     found = [(where, value) for where, value in _tables(read) if value is not None]
     if len(found) > 1:
         raise ConfigError(
-            f"{FILE}: {PYPROJECT} also has [{_TABLE}]", hint="move the settings into one of the two files"
+            f"{FILE}: {PYPROJECT} also has [{TABLE}]", hint="move the settings into one of the two files"
         )
     return settings_of(*found[0]) if found else NO_SETTINGS
 
@@ -127,15 +127,6 @@ def is_protected(name: str) -> bool:
     return _PROTECTED.fullmatch(name) is not None
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the settings."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"{FILE}, and [{_TABLE}] in {PYPROJECT}",
-        **codec.schema_of(ProjectSettings),
-    }
-
-
 def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
     """For each of the two files that exists: its name, for messages, and its settings; None: it has none."""
     for name in (FILE, PYPROJECT):
@@ -149,7 +140,7 @@ def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object |
             yield FILE, document
             continue
         tool = document.get("tool")
-        yield f"{PYPROJECT}: [{_TABLE}]", tool.get("torchkiln") if isinstance(tool, dict) else None
+        yield f"{PYPROJECT}: [{TABLE}]", tool.get("torchkiln") if isinstance(tool, dict) else None
 
 
 def _faults(document: Mapping[str, Any]) -> Iterator[str]:

@@ -75,22 +75,6 @@ def finding_of(check: Mapping[str, Any]) -> Finding:
     return codec.typed(Finding, _finding_fields(check))
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of `document`: `SmokeReport` with `findings` renamed to `checks`, and with the host."""
-    found, host = codec.schema_of(SmokeReport), dict(shipped("host"))
-    definitions = {**found["$defs"], **host.pop("$defs"), "host": host}
-    properties = found["properties"]
-    checks = properties.pop("findings")
-    return {
-        "$schema": host.pop("$schema"),
-        "title": "What the checks saw inside one image, or in an environment without one",
-        **found,
-        "required": ["schema", *(key for key in found["required"] if key != "findings"), "checks"],
-        "properties": {"schema": {"const": SCHEMA}, **properties, "checks": checks},
-        "$defs": definitions,
-    }
-
-
 def _finding_fields(check: Mapping[str, Any]) -> dict[str, Any]:
     return {**check, **{key: json.dumps(check[key]) for key in _JSON_FIELDS}}
 
