@@ -8,14 +8,11 @@ from typing import Any
 
 import click
 
-from torchkiln.attest.keys import NamedKey
-from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
+from torchkiln.cli.shared.gate_output import Evidence, evidence_options, show
 from torchkiln.cli.shared.image_names import named_image
-from torchkiln.cli.shared.options import images_folder, layout_option, suite_option
-from torchkiln.cli.shared.reports import trust
+from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
-from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.gate.clearance import project_json
 from torchkiln.gate.gate import GateResult, clear
 from torchkiln.projects.gate.session import judge_image
@@ -24,24 +21,18 @@ from torchkiln.projects.gate.session import judge_image
 @click.command("gate", options_metavar="[OPTIONS]")
 @name_argument
 @selection
-@reports_option
-@trust
-@policy_option
+@evidence_options
 @click.option("--nonce", metavar="WORD", help="require reports with this word, from `smoke run --nonce`")
 @images_folder
 @layout_option()
-@suite_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON: cleared, missing, checks")
 def gate(
     name: str | None,
     chosen: CellOptions,
-    report_files: tuple[Path, ...],
-    trust_files: tuple[NamedKey, ...],
-    policy_file: Path | None,
+    evidence: Evidence,
     nonce: str | None,
     images: Path,
     output: Path,
-    suite_folder: Path | None,
     as_json: bool,
 ) -> None:
     """Compare the smoke reports of the image TAG with the policy; print the digest if it may be published.
@@ -51,8 +42,7 @@ def gate(
     Exits with 7 and a list of what is missing if it may not, with 12 if a signature is invalid.
     """
     image = named_image(name, output, chosen, command="gate")
-    active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
-    inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
+    inputs = evidence.inputs(chosen, nonce)
     result = judge_image(inputs, image.ref, image.layout, images)
     show(result)
     if as_json:

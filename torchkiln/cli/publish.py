@@ -12,25 +12,20 @@ from typing import Any
 
 import click
 
-from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console, pushed_output
-from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show, with_key
+from torchkiln.cli.shared.gate_output import Evidence, evidence_options, show, with_key
 from torchkiln.cli.shared.image_names import named_images, one_layout
 from torchkiln.cli.shared.options import (
     Upload,
     images_folder,
     layout_option,
-    suite_option,
     upload_options,
 )
-from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.cli.shared.trust_options import (
     Signing,
-    active_policy,
-    policy_option,
     signer_of,
     signing_options,
 )
@@ -52,9 +47,7 @@ from torchkiln.registry.reference import parse_repository
     metavar="REGISTRY/REPOSITORY",
     help="where to publish: registry.example:5000/team/pytorch",
 )
-@reports_option
-@trust
-@policy_option
+@evidence_options
 @signing_options
 @click.option(
     "--tag",
@@ -71,7 +64,6 @@ from torchkiln.registry.reference import parse_repository
 )
 @images_folder
 @layout_option()
-@suite_option
 @click.option(
     "--mount-from",
     multiple=True,
@@ -84,16 +76,13 @@ def publish(
     names: tuple[str, ...],
     chosen: CellOptions,
     target: str,
-    report_files: tuple[Path, ...],
-    trust_files: tuple[NamedKey, ...],
-    policy_file: Path | None,
+    evidence: Evidence,
     signing: Signing,
     only_tags: tuple[str, ...],
     dated: str | None,
     override: str | None,
     images: Path,
     output: Path,
-    suite_folder: Path | None,
     mount_from: tuple[str, ...],
     upload: Upload,
 ) -> None:
@@ -110,8 +99,7 @@ def publish(
         raise ConfigError("publish: no image given", hint="pass a TAG of the layout, or --torch and --cuda")
     layout, tags = one_layout(found, "publish")
     matrix, facts = chosen.grid()
-    active = active_policy(policy_file, chosen.matrix_file, matrix)
-    inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files)
+    inputs = evidence.inputs(chosen)
     signer = signer_of(signing, demanded=inputs.policy.signed)
     inputs = with_key(inputs, signing.key_file, signer)
     session = PublishSession(

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from torchkiln.attest.keys import NamedKey
 from torchkiln.attest.retraction import demand_reason
 from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.cli.shared import console
@@ -25,11 +24,10 @@ from torchkiln.cli.shared.options import (
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import (
     Signing,
+    Trusting,
     active_policy,
-    policy_option,
     signer_of,
     signing_options,
-    trust_of,
     trust_options,
 )
 from torchkiln.errors import ConfigError, RegistryError, printable
@@ -72,7 +70,6 @@ def _proofs() -> Path | None:
     help="with --site: the folder of smoke reports, and of the public keys that signed them",
 )
 @trust_options("--key")
-@policy_option
 @matrix_option
 @plain_http_option
 @json_option
@@ -81,10 +78,7 @@ def ls(
     site: Path | None,
     images: Path,
     proofs: Path | None,
-    keys: tuple[NamedKey, ...],
-    identity: str | None,
-    issuer: str,
-    policy_file: Path | None,
+    trusting: Trusting,
     matrix_file: Path,
     plain_http: bool,
     as_json: bool,
@@ -105,7 +99,7 @@ def ls(
     if target is not None:
         repository = parse_repository(target)
         registry_name = str(repository)
-        trust = trust_of(active_policy(policy_file, matrix_file, grid), keys, identity, issuer)
+        trust = trusting.trust(active_policy(trusting.policy_file, matrix_file, grid))
         with open_registry(repository, os.environ, plain_http=plain_http) as registry:
             registry.check()
             found = catalog(RepositoryReader(registry, repository), trust)
@@ -187,7 +181,6 @@ def _row(image: CatalogEntry) -> list[str]:
 @click.option("--reason", required=True, help="why the image is retracted; stored with it")
 @signing_options
 @trust_options()
-@policy_option
 @matrix_option
 @plain_http_option
 @json_option
@@ -195,10 +188,7 @@ def withdraw(
     target: str,
     reason: str,
     signing: Signing,
-    keys: tuple[NamedKey, ...],
-    identity: str | None,
-    issuer: str,
-    policy_file: Path | None,
+    trusting: Trusting,
     matrix_file: Path,
     plain_http: bool,
     as_json: bool,
@@ -217,9 +207,9 @@ def withdraw(
         )
     grid = matrix.read(matrix_file, facts.load(matrix_file))
     demand_reason(reason)
-    active = active_policy(policy_file, matrix_file, grid)
+    active = active_policy(trusting.policy_file, matrix_file, grid)
     signer = signer_of(signing, demanded=active.policy.signed)
-    trust = with_signer(trust_of(active, keys, identity, issuer), signer)
+    trust = with_signer(trusting.trust(active), signer)
     if not trust.verifies:
         console.say(f"{NOT_VERIFIED}; the images that tags move to are not verified either")
     with open_registry(reference.repository, os.environ, plain_http=plain_http) as registry:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import click
 
-from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.image_names import locate
 from torchkiln.cli.shared.options import json_option, layout_option, plain_http_option, suite_option
 from torchkiln.cli.shared.selection import CellOptions, selection_anywhere
 from torchkiln.cli.shared.targets import split_target
-from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
+from torchkiln.cli.shared.trust_options import Trusting, active_policy, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.projects.kind import KINDS
@@ -37,7 +36,6 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|sha256:[0-9a-f]{64}")
 @click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")
 @click.option("--untrusted", is_flag=True, help="with --rebuild: build without a trusted key or identity")
 @layout_option("the OCI layout that has the TAG", owned=False)
-@policy_option
 @suite_option
 @plain_http_option
 @json_option
@@ -46,13 +44,10 @@ def verify(
     target: str | None,
     chosen: CellOptions,
     output: Path,
-    keys: tuple[NamedKey, ...],
-    identity: str | None,
-    issuer: str,
+    trusting: Trusting,
     full: bool,
     rebuild: bool,
     untrusted: bool,
-    policy_file: Path | None,
     suite_folder: Path | None,
     plain_http: bool,
     as_json: bool,
@@ -77,13 +72,14 @@ def verify(
         _layout(target or f"{folder}:{ref}", folder, ref, as_json, quiet)
         return
     reference, depth = published_reference(target), Depth(full=full, rebuild=rebuild, untrusted=untrusted)
+    policy_file = trusting.policy_file
     matrix_file = policy_file or chosen.matrix_file
     known = facts.load(matrix_file)
     grid = matrix.read(matrix_file, known)
     if policy_file is None:  # rootfs/ of the current folder is not trusted to say what an image contains
         grid = replace(grid, folder=None)
     active = active_policy(policy_file, matrix_file, grid)
-    trust = trust_of(active, keys, identity, issuer)
+    trust = trusting.trust(active)
     suite = load_suite(suite_folder)
     depth.demand_trust(trust)
     with (

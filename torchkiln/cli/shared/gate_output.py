@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ import click
 from torchkiln.attest.dsse import fingerprint
 from torchkiln.attest.keys import NamedKey, public_keys
 from torchkiln.attest.roles import keys_for
-from torchkiln.cli.shared.reports import signature_line
+from torchkiln.cli.shared.options import gathered, suite_option
+from torchkiln.cli.shared.reports import signature_line, trust
+from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
-from torchkiln.cli.shared.trust_options import ActivePolicy
+from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
 from torchkiln.gate.clearance import not_proved
@@ -39,44 +41,57 @@ _NOT_PROVED = {
 }
 _NAMED = 20  # maximum of names in a line; further names are only counted
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
-reports_option = click.option(
-    "--report",
-    "report_files",
-    type=click.Path(path_type=Path, exists=True),
-    multiple=True,
-    metavar="REPORT",
-    help="a report, signed or not, or a folder of reports; repeatable  [default: the runs of this machine]",
-)
 
 
-def inputs_of(
-    active: ActivePolicy,
-    suite_folder: Path | None,
-    *,
-    reports: Sequence[Path],
-    trust: Sequence[NamedKey],
-    nonce: str | None = None,
-) -> GateInputs:
-    """The gate's inputs. If the command line names a laboratory's key, reports must be signed.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What the gate judges by."""
 
-    :raises ConfigError: a file is missing or wrong; or signatures are required, and no key is trusted.
-    """
-    found = GateInputs(
-        policy=active.policy,
-        suite=load_suite(suite_folder),
-        runs=KeptRuns(store=Store(cache_root()), listener=SmokeLines()),
-        keys=active.keys,
-        named=tuple(public_keys(trust)),
-        given=tuple(reports),
-        nonce=nonce,
-        options=GivenOptions(
-            trust=tuple(str(key.path) for key in trust if "laboratory" in key.roles),
-            reports=tuple(map(str, reports)),
+    report_files: tuple[Path, ...]
+    trust_files: tuple[NamedKey, ...]
+    policy_file: Path | None
+    suite_folder: Path | None
+
+    def inputs(self, chosen: CellOptions, nonce: str | None = None) -> GateInputs:
+        """The gate's inputs. If the command line names a laboratory's key, reports must be signed.
+
+        :raises ConfigError: a file is missing or wrong; or signatures are required, and no key is trusted.
+        """
+        active = active_policy(self.policy_file, chosen.matrix_file, chosen.grid()[0])
+        found = GateInputs(
+            policy=active.policy,
+            suite=load_suite(self.suite_folder),
+            runs=KeptRuns(store=Store(cache_root()), listener=SmokeLines()),
+            keys=active.keys,
+            named=tuple(public_keys(self.trust_files)),
+            given=self.report_files,
             nonce=nonce,
-        ),
-    )
-    found.demand_keys(active.file)
-    return found
+            options=GivenOptions(
+                trust=tuple(str(key.path) for key in self.trust_files if "laboratory" in key.roles),
+                reports=tuple(map(str, self.report_files)),
+                nonce=nonce,
+            ),
+        )
+        found.demand_keys(active.file)
+        return found
+
+
+evidence_options = gathered(
+    "evidence",
+    Evidence,
+    click.option(
+        "--report",
+        "report_files",
+        type=click.Path(path_type=Path, exists=True),
+        multiple=True,
+        metavar="REPORT",
+        help="a report, signed or not, or a folder of reports; repeatable  [default: the runs of this"
+        " machine]",
+    ),
+    trust,
+    policy_option,
+    suite_option,
+)
 
 
 def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateInputs:

@@ -6,7 +6,6 @@ an option names the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +16,7 @@ from click.core import ParameterSource
 
 from torchkiln.attest.keys import NamedKey, policy_keys, private_key, public_keys
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, gathered, options
+from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, gathered
 from torchkiln.cli.shared.reports import named_keys
 from torchkiln.errors import ConfigError
 from torchkiln.util.places import MATRIX
@@ -32,9 +31,42 @@ if TYPE_CHECKING:
 _GITHUB = "https://token.actions.githubusercontent.com"
 
 
+policy_option = click.option(
+    "--policy",
+    "policy_file",
+    type=EXISTING_FILE,
+    show_default="the installed matrix.yaml, without its keys",
+    help="use the policy and the keys of this matrix.yaml",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trusting:
+    """The values of --trust, --identity, --issuer and --policy."""
+
+    keys: tuple[NamedKey, ...]
+    identity: str | None
+    issuer: str
+    policy_file: Path | None
+
+    def trust(self, active: ActivePolicy) -> Trust:
+        """The keys of the active policy, and the keys and the identity of the command line."""
+        from torchkiln.attest.roles import role_named
+        from torchkiln.attest.signers import SignerIdentity
+        from torchkiln.attest.trust import Trust
+
+        signer = None
+        if self.identity:
+            roles, address = role_named(self.identity)
+            signer = SignerIdentity(identity=address, issuer=self.issuer, roles=roles)
+        return Trust(keys=(*active.keys, *public_keys(self.keys)), signer=signer)
+
+
 def trust_options(*names: str) -> Decorator:
-    """The options --trust (also under *names*, in commands that do not sign), --identity and --issuer."""
-    return options(
+    """The options of a `Trusting`; --trust also has *names*, in commands that do not sign."""
+    return gathered(
+        "trusting",
+        Trusting,
         click.option(
             *names,
             "--trust",
@@ -56,16 +88,8 @@ def trust_options(*names: str) -> Decorator:
             show_default=True,
             help="the OIDC issuer of the identity",
         ),
+        policy_option,
     )
-
-
-policy_option = click.option(
-    "--policy",
-    "policy_file",
-    type=EXISTING_FILE,
-    show_default="the installed matrix.yaml, without its keys",
-    help="use the policy and the keys of this matrix.yaml",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,19 +119,6 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
     own = grid if _is_same(matrix_file, MATRIX) else matrix.read(MATRIX, facts.load(MATRIX))
     _note_ignored(matrix_file, grid.policy, own.policy)
     return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=MATRIX)
-
-
-def trust_of(active: ActivePolicy, keys: Sequence[NamedKey], identity: str | None, issuer: str) -> Trust:
-    """The keys of the active policy, and the keys and the identity of the command line."""
-    from torchkiln.attest.roles import role_named
-    from torchkiln.attest.signers import SignerIdentity
-    from torchkiln.attest.trust import Trust
-
-    signer = None
-    if identity:
-        roles, address = role_named(identity)
-        signer = SignerIdentity(identity=address, issuer=issuer, roles=roles)
-    return Trust(keys=(*active.keys, *public_keys(keys)), signer=signer)
 
 
 def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
