@@ -19,7 +19,7 @@ from tests.engine.registry import RunningRegistry, registry
 from tests.integration.test_project_watch import Watch, nothing, watch
 from tests.needs import nightly
 from torchkiln.cli.shared import project_watch
-from torchkiln.cli.shared.pushes import Pushes
+from torchkiln.cli.shared.unproven import Pushes
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.validate.validate import validate
 from torchkiln.projects.build import rebuild_project

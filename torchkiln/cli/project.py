@@ -42,6 +42,7 @@ from torchkiln.model.layer_format import LayerFormat
 from torchkiln.projects.choice import Choice, choice_of
 
 if TYPE_CHECKING:
+    from torchkiln.cli.shared.project_build import ProjectBuilder
     from torchkiln.locks.folder import LockFolder
     from torchkiln.projects.ready import ProjectRequest
 
@@ -190,34 +191,33 @@ class _Build:
     as_json: bool
     quiet: bool
 
-    def build(self, to: PushTo | None, smoke: bool | None) -> None:
-        from torchkiln.cli.shared.project_build import build_and_push
-        from torchkiln.cli.shared.smoke_output import BuildSmoke
+    def builder(self) -> ProjectBuilder:
+        """What builds the project."""
+        from torchkiln.cli.shared.project_build import ProjectBuilder
         from torchkiln.engine.build import BuildOptions
+        from torchkiln.projects.ready import ProjectRequest
 
-        request, locks, context = self._request()
-        options = BuildOptions(sources=context.sources, layer_format=self.layer_format)
-        tests = None if smoke is False else BuildSmoke(context, demanded=bool(smoke))
-        result, error = build_and_push(request, locks, context, self.output.absolute(), options, to, tests)
+        cell, locks = project_cell(self.chosen, self.folder, self.images)
+        context = BuildContext(locks.matrix, locks.facts, self.images, self.locked, self.quiet)
+        return ProjectBuilder(
+            request=ProjectRequest(folder=self.folder, cell=cell, choice=self.extra.choice),
+            locks=locks,
+            context=context,
+            layout=self.output.absolute(),
+            options=BuildOptions(sources=context.sources, layer_format=self.layer_format),
+        )
+
+    def build(self, to: PushTo | None, smoke: bool | None) -> None:
+        """Build, test and push, and print the result."""
+        from torchkiln.cli.shared.smoke_output import BuildSmoke
+
+        builder = self.builder()
+        tests = None if smoke is False else BuildSmoke(builder.context, demanded=bool(smoke))
+        result, error = builder.build_and_push(to, tests)
         printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
         click.echo(json.dumps(result) if self.as_json else printed)
         if error:
             raise error
-
-    def watch(self, to: PushTo) -> None:
-        from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
-        from torchkiln.engine.build import BuildOptions
-
-        request, locks, context = self._request()
-        options = BuildOptions(sources=context.sources, layer_format=self.layer_format)
-        watch_in(WatchRequest(request, self.output.absolute(), options, to, self.as_json), locks, context)
-
-    def _request(self) -> tuple[ProjectRequest, LockFolder, BuildContext]:
-        from torchkiln.projects.ready import ProjectRequest
-
-        cell, locks = project_cell(self.chosen, self.folder, self.images)
-        request = ProjectRequest(folder=self.folder, cell=cell, choice=self.extra.choice)
-        return request, locks, BuildContext(locks.matrix, locks.facts, self.images, self.locked, self.quiet)
 
 
 _build_options = gathered(
@@ -265,7 +265,9 @@ def watch(project: _Build, to: PushTo) -> None:
 
     Prints a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
-    project.watch(to)
+    from torchkiln.cli.shared.project_watch import watch_in
+
+    watch_in(project.builder(), to, as_json=project.as_json)
 
 
 @project.command("smoke")

@@ -6,25 +6,20 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import click
 
-from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.options import PushTo
-from torchkiln.cli.shared.project_build import build_in, build_read, pushes_to, result_of, warnings_of
+from torchkiln.cli.shared.project_build import ProjectBuilder, pushes_to, warnings_of
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.cli.shared.unproven import Pushes
-from torchkiln.engine.build import BuildOptions
 from torchkiln.engine.environment import open_environment
 from torchkiln.errors import KilnError
-from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.progress import Silent
 from torchkiln.projects.build import BuiltProject, ProjectSource, rebuild_project
-from torchkiln.projects.ready import ProjectRequest
 from torchkiln.projects.source import source_of
 from torchkiln.projects.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.registry.push import Pushed
@@ -33,29 +28,19 @@ from torchkiln.util.sizes import size
 _NAMED = 3  # maximum of changed files in a line; further files are only counted
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRequest:
-    """What to build, where to push it, and how to print."""
-
-    project: ProjectRequest
-    layout: Path
-    build: BuildOptions
-    to: PushTo
-    as_json: bool
-
-
-def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) -> NoReturn:
-    """Build the project of *request*, then again whenever it changes; print a line for each image.
+def watch_in(builder: ProjectBuilder, to: PushTo, *, as_json: bool) -> NoReturn:
+    """Build the project, then again whenever it changes; push each image, and print a line for it.
 
     Errors are printed, and the watch continues; an error in the first build ends it.
     """
-    with pushes_to(request.to, context) as pushes:
+    context = builder.context
+    with pushes_to(to, context) as pushes:
         began = time.monotonic()
-        source, built = build_in(request.project, locks, context, request.layout, request.build)
-        lines = _Lines(request, context, pushes)
+        source, built = builder.first()
+        lines = _Lines(builder, pushes, as_json)
         lines.show(Rebuilt(built=built, source=source, changed=(), began=began), first=True)
-        context.say(f"watching {request.project.folder}, every {INTERVAL} s; press Ctrl-C to stop")
-        for event in rebuilds(_watched(request, locks, context, source, built)):
+        context.say(f"watching {builder.request.folder}, every {INTERVAL} s; press Ctrl-C to stop")
+        for event in rebuilds(_watched(builder, source, built)):
             try:
                 if isinstance(event, KilnError):
                     raise event
@@ -65,28 +50,21 @@ def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) ->
     raise AssertionError("the watch ended by itself")
 
 
-def _watched(
-    request: WatchRequest,
-    locks: LockFolder,
-    context: BuildContext,
-    source: ProjectSource,
-    built: BuiltProject,
-) -> WatchedProject:
-    store = context.store()
-    silent = open_environment(store, observer=Silent(), say=context.say)
+def _watched(builder: ProjectBuilder, source: ProjectSource, built: BuiltProject) -> WatchedProject:
+    request, locks, store = builder.request, builder.locks, builder.context.store()
+    silent = open_environment(store, observer=Silent(), say=builder.context.say)
 
     def build(found: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         if before is None:
-            return build_read(found, context, request.layout, request.build)
-        return rebuild_project(before, found, locks.matrix, request.layout, silent, request.build)
+            return builder.build(found)
+        return rebuild_project(before, found, locks.matrix, builder.layout, silent, builder.options)
 
-    tag = tag_of(source.cell.resolution)
     return WatchedProject(
-        folder=request.project.folder,
-        beside=(locks.path / tag / "lock.json",),
+        folder=request.folder,
+        beside=(locks.path / tag_of(source.cell.resolution) / "lock.json",),
         source=source,
         built=built,
-        read=lambda: source_of(request.project, locks, store, environ=os.environ, made=None),
+        read=lambda: source_of(request, locks, store, environ=os.environ, made=None),
         build=build,
     )
 
@@ -95,9 +73,9 @@ def _watched(
 class _Lines:
     """Pushes each image, then prints a line for it."""
 
-    request: WatchRequest
-    context: BuildContext
+    builder: ProjectBuilder
     pushes: Pushes | None
+    as_json: bool
     _warned: set[str] = field(default_factory=set)
 
     def show(self, event: Rebuilt, *, first: bool = False) -> None:
@@ -106,24 +84,25 @@ class _Lines:
         :raises KilnError: the push failed; the line is printed before.
         """
         built, code, image = event.built, event.source.code, event.built.built.image
+        context = self.builder.context
         done = time.monotonic()
         warnings = warnings_of(built, code)
         if first:
-            self.context.trust_of(built.plan.locked)
+            context.trust_of(built.plan.locked)
         else:
             for line in warnings:
                 if line not in self._warned:
-                    self.context.say(line)
+                    context.say(line)
         self._warned.update(warnings)
         pushed, error = None, None
         try:
             if self.pushes:
-                on_disk = self.pushes.image(self.request.layout, image.ref)
+                on_disk = self.pushes.image(self.builder.layout, image.ref)
                 pushed = self.pushes.push(on_disk, announced=first)
         except KilnError as found:
             error = found
         seconds = {"build": done - event.began, "total": time.monotonic() - event.began}
-        if self.request.as_json:
+        if self.as_json:
             click.echo(json.dumps(self._json(event, pushed, seconds)))
         else:
             sent = f"  {size(pushed.bytes_sent)} pushed" if pushed else ""
@@ -134,8 +113,7 @@ class _Lines:
             raise error
 
     def _json(self, event: Rebuilt, pushed: Pushed | None, seconds: dict[str, float]) -> dict[str, Any]:
-        quiet = replace(self.context, quiet=True)
-        found = result_of(event.built, event.source.code, quiet) | {
+        found = self.builder.result(event.built, event.source.code, quiet=True) | {
             "changed": list(event.changed),
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
         }
