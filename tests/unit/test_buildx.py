@@ -20,10 +20,10 @@ REQUEST = build.BuildxRequest(
     arguments=(("BASE", "base"),),
     names=("a:1", "a:2"),
     epoch=7,
-    builder="far",
-    cache_from=("type=registry,ref=x",),
-    cache_to=("type=inline",),
     secrets=(("apt-ca", Path("/secrets/apt-ca")),),
+    options=build.BuildxOptions(
+        builder="far", cache_from=("type=registry,ref=x",), cache_to=("type=inline",)
+    ),
 )
 STEP = "[stage-2  5/18] RUN pip install torch"
 

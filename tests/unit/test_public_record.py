@@ -14,7 +14,6 @@ from tests.planned import FACTS, MATRIX, answer
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
-from torchkiln.docker.daemon import Engine
 from torchkiln.engine import prerequisites
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import forecast
@@ -231,7 +230,6 @@ def test_a_docker_engine_gets_the_sizes_too(tmp_path: Path, monkeypatch: pytest.
             KEPT,
             MATRIX,
             FACTS,
-            Engine(host="unix:///nowhere", version="26.1"),
             Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
             sources=BaseSources(),
             options=docker_build.BuildxOptions(),

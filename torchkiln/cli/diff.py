@@ -23,7 +23,7 @@ from torchkiln.compare.layers import Contrast, LayerSet, contrast
 from torchkiln.docker.daemon import find_engine
 from torchkiln.errors import ConfigError, printable
 from torchkiln.oci.layout import open_layout
-from torchkiln.runtimes.table import DOCKER
+from torchkiln.runtimes.runtime import DOCKER
 
 _LONG = 100  # characters of a value that are shown; --json has all
 

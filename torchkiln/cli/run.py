@@ -19,8 +19,8 @@ from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes.command import Bind, Command, RuntimeSettings, Streams, parse_user
-from torchkiln.runtimes.runtime import ImageSource
-from torchkiln.runtimes.table import DOCKER, RUNTIMES
+from torchkiln.runtimes.runtime import DOCKER, ImageSource
+from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_user
 
 

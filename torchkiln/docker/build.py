@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torchkiln.docker.daemon import Engine
 from torchkiln.engine.cuda_layers import lay_out
 from torchkiln.engine.dependencies import check_metadata
 from torchkiln.engine.environment import Environment
@@ -67,7 +66,6 @@ class EngineImage:
     tag: str
     names: tuple[str, ...]
     digest: Digest
-    engine: Engine
     base: str
     seconds: tuple[tuple[str, float], ...]  # by stage
     base_moved: tuple[str, ...] = ()  # packages in which a rebuilt base differs from the lock
@@ -87,13 +85,12 @@ class BuildxOptions:
 def build(
     plan: ImagePlan,
     files: Mapping[str, bytes],
-    engine: Engine,
     environment: Environment,
     *,
     repository: str,
     options: BuildxOptions,
 ) -> EngineImage:
-    """Build *plan* on *engine*, under its tag and aliases in *repository*.
+    """Build *plan* on the engine of the environment, under its tag and aliases in *repository*.
 
     :param files: the Dockerfile and the files beside it, as `render_folder` returns them.
     :raises BuildFailed: a wheel is invalid or cannot be downloaded, or a step failed.
@@ -133,9 +130,7 @@ def build(
             names=names,
             epoch=plan.epoch,
             secrets=_secrets(work / "secrets", options.secrets),
-            builder=options.builder,
-            cache_from=options.cache_from,
-            cache_to=options.cache_to,
+            options=options,
         )
         digest = build_with_buildx(
             request,
@@ -148,7 +143,6 @@ def build(
         tag=plan.tag,
         names=names,
         digest=digest,
-        engine=engine,
         base=options.base or plan.locked.base.digest,
         seconds=(("download", fetched_at - started), ("build", now - fetched_at), ("total", now - started)),
     )
@@ -212,10 +206,8 @@ class BuildxRequest:
     arguments: tuple[tuple[str, str], ...]
     names: tuple[str, ...]  # "pytorch-cuda:v2.7"
     epoch: int
-    secrets: tuple[tuple[str, Path], ...] = ()  # (id, file), mounted for steps that request it
-    builder: str | None = None
-    cache_from: tuple[str, ...] = ()
-    cache_to: tuple[str, ...] = ()
+    secrets: tuple[tuple[str, Path], ...]  # (id, file), mounted for steps that request it
+    options: BuildxOptions
 
 
 def command(request: BuildxRequest, metadata: Path) -> list[str]:
@@ -226,17 +218,14 @@ def command(request: BuildxRequest, metadata: Path) -> list[str]:
     """
     argv = ["docker", "buildx", "build", "--progress=plain", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
-    if request.builder:
-        argv += ["--builder", request.builder]
+    options = request.options
+    argv += ["--builder", options.builder] if options.builder else []
     for flag, pairs in (("--build-context", request.contexts), ("--build-arg", request.arguments)):
         argv += [word for name, value in pairs for word in (flag, f"{name}={value}")]
     argv += ["--build-arg", f"SOURCE_DATE_EPOCH={request.epoch}"]
     argv += [word for id, file in request.secrets for word in ("--secret", f"id={id},src={file}")]
-    for flag, values in (
-        ("--tag", request.names),
-        ("--cache-from", request.cache_from),
-        ("--cache-to", request.cache_to),
-    ):
+    many = {"--tag": request.names, "--cache-from": options.cache_from, "--cache-to": options.cache_to}
+    for flag, values in many.items():
         argv += [word for value in values for word in (flag, value)]
     return [*argv, str(request.folder)]
 

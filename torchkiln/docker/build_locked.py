@@ -15,7 +15,6 @@ from pathlib import Path
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import values, variables
 from torchkiln.docker.build import BuildxOptions, EngineImage, build
-from torchkiln.docker.daemon import Engine
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.engine.build import after, check_trusted
 from torchkiln.engine.environment import Environment
@@ -41,13 +40,12 @@ def build_on_docker(
     locked: LockedCell,
     matrix: Matrix,
     facts: Facts,
-    engine: Engine,
     environment: Environment,
     *,
     sources: BaseSources,
     options: BuildxOptions,
 ) -> EngineImage:
-    """Provide base and tools (unless the user names a base), render the Dockerfile, and build it on *engine*.
+    """Provide base and tools (unless the user names a base), render the Dockerfile, and build it.
 
     The Dockerfile is rendered again, because the committed one can be stale.
     """
@@ -70,7 +68,6 @@ def build_on_docker(
         built = build(
             plan,
             render_folder(plan, load_templates(TEMPLATES, matrix.folder), base_recipe.packages),
-            engine,
             environment,
             repository=matrix.repository,
             options=options,

@@ -14,6 +14,8 @@ from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
 from torchkiln.store.store import Store
 
+DOCKER = "docker:"  # the prefix of an image's name: the image is in the engine, and need not be in a layout
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSource:

@@ -20,11 +20,9 @@ from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings, Streams
 from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 from torchkiln.runtimes.driver import killed_for_memory
-from torchkiln.runtimes.runtime import ImageSource, Runtime, RuntimeListener
+from torchkiln.runtimes.runtime import DOCKER, ImageSource, Runtime, RuntimeListener
 from torchkiln.runtimes.unpacked import UnpackedRuntime
 
-DOCKER = "docker:"
-"""The prefix of an image's name that means: the image is in the engine, and need not be in a layout."""
 _WORKSPACE = "/workspace"
 _JUPYTER, _SSH = "8888/tcp", "22/tcp"
 

@@ -40,7 +40,6 @@ class DockerBuilder:
                 locked,
                 context.matrix,
                 context.facts,
-                engine,
                 open_environment(store, observer=observer, say=context.say),
                 sources=context.sources,
                 options=self.options,
