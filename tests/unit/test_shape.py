@@ -72,7 +72,6 @@ IMPURE: Mapping[str, str] = {
     "plan/load.py": "reads the checkout's own files",
     "site/folder.py": "writes the folder of the site",
     "site/images.py": "reads the locks, and plans their images",
-    "sbom/image.py": "reads the layers of an image",
     "projects/bill.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",
 }

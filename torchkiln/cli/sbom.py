@@ -18,10 +18,9 @@ from torchkiln.projects.bill import bill_of_project
 from torchkiln.projects.gate.read import project_image
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.sbom.bill import Bill
-from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
-from torchkiln.sbom.read_image import read_evidence
+from torchkiln.sbom.read_image import bill_of_image, read_evidence
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_given

@@ -22,7 +22,7 @@ from torchkiln.model.report import SignedReport
 from torchkiln.oci.artifact import Referrer
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import Payload, listing, payload_of
-from torchkiln.sbom.statements import CYCLONEDX, document_of
+from torchkiln.sbom.bill import CYCLONEDX
 from torchkiln.smoke.attestation import PREDICATE, report_of
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
@@ -178,7 +178,7 @@ def of_sbom(
     wrong = [] if documents else ["no trusted CycloneDX document found"]
     for document in documents:
         try:
-            wrong += differences(document_of(document))
+            wrong += differences(document.predicate.encode())
         except KilnError as error:
             wrong.append(error.message)
     if wrong:

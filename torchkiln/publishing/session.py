@@ -33,8 +33,7 @@ from torchkiln.registry.push import JOBS, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.bill import Bill
-from torchkiln.sbom.image import bill_of_image
-from torchkiln.sbom.statements import sbom_statement
+from torchkiln.sbom.read_image import bill_of_image
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.places import INSTALLED, ROOT
@@ -179,6 +178,8 @@ class PublishSession:
         demand_licence(image, confirmed=target.licence_confirmed)
         found = kind.candidate(image, self, target) if kind else self._candidate(ref, target)
         cleared = self._cleared(found.result, target.override)
+        from torchkiln.sbom.cyclonedx import sbom_statement  # imported here because it loads slowly
+
         statements = (*found.origin, sbom_statement(found.bill()))
         return PreparedImage(cleared=cleared, image=image, statements=statements, names=found.names)
 

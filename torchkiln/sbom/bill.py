@@ -36,6 +36,7 @@ from torchkiln.sbom.listed import TOOLKIT
 Kind = Literal["wheel", "os", "toolkit", "library", "vendored", "project", "interpreter"]
 DebKey = tuple[str, str, str]  # name, version, architecture
 
+CYCLONEDX = "https://cyclonedx.org/bom"  # cosign's predicate type
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
 _LIBRARIES = (("cuda", "CUDA", "cuda-runtime"), ("cudnn", "cuDNN", "cudnn"), ("nccl", "NCCL", "nccl"))
 _OS = re.compile(r"(?P<name>[a-z]+)(?P<version>\d+(\.\d+)*)")
@@ -57,9 +58,7 @@ class BillComponent:
     source: str = ""  # its source package, "gcc-12 12.2.0-14"
     evidence: str = ""  # the file of the image that its data comes from
     remark: str = ""
-    modified: str = field(
-        default="", repr=False
-    )  # how its files in the image differ from those in the file of `sha256`
+    modified: str = field(default="", repr=False)  # how its files differ from those in the file of `sha256`
 
     @property
     def ref(self) -> str:
@@ -96,8 +95,7 @@ class Bill:
     def serial(self) -> UUID:
         """The id of its document, unique for the image and the content."""
         modified = (f"{part.ref}: {part.modified}" for part in self.components if part.modified)
-        content = ("cyclonedx", self.image, self.tool, *map(repr, self.components), *self.notes)
-        content = (*content, *modified)
+        content = ("cyclonedx", self.image, self.tool, *map(repr, self.components), *self.notes, *modified)
         return uuid5(_NAMESPACE, "\n".join(content))
 
 
@@ -152,12 +150,6 @@ def in_order(components: Iterable[BillComponent]) -> tuple[BillComponent, ...]:
             key=lambda part: (part.kind, part.name, part.version, part.architecture, part.evidence),
         )
     )
-
-
-def purl_of_deb(name: str, version: str, architecture: str, distro: tuple[str, str]) -> str:
-    """The package URL of a Debian package."""
-    qualifiers = {"arch": architecture, "distro": "-".join(filter(None, distro))}
-    return PackageURL("deb", distro[0], name, version, qualifiers).to_string()
 
 
 def _disagreements(locked: LockedCell, evidence: Evidence, added: Iterable[DebKey]) -> Iterator[str]:
@@ -226,12 +218,13 @@ def _of_standalone(standalone: LockedStandalone) -> BillComponent:
 
 
 def _of_deb(package: InstalledPackage, debs: Mapping[DebKey, str], distro: tuple[str, str]) -> BillComponent:
+    qualifiers = {"arch": package.architecture, "distro": "-".join(filter(None, distro))}
     unread = "" if package.licences else "its copyright file is not machine-readable"
     return BillComponent(
         kind="os",
         name=package.name,
         version=package.version,
-        purl=purl_of_deb(package.name, package.version, package.architecture, distro),
+        purl=PackageURL("deb", distro[0], package.name, package.version, qualifiers).to_string(),
         sha256=debs.get((package.name, package.version, package.architecture), ""),
         licences=package.licences,
         architecture=package.architecture,

@@ -1,7 +1,8 @@
-"""Writes a bill as a CycloneDX 1.6 document in JSON."""
+"""Writes a bill as a CycloneDX 1.6 document in JSON, and as a statement. Its library loads slowly."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from cyclonedx import spdx as spdx_ids
@@ -14,7 +15,8 @@ from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from torchkiln.sbom.bill import Bill, BillComponent
+from torchkiln.attest.statement import Statement, statement
+from torchkiln.sbom.bill import CYCLONEDX, Bill, BillComponent
 from torchkiln.sbom.licences import Licence, joined
 
 _DECLARED = LicenseAcknowledgement.DECLARED
@@ -48,6 +50,11 @@ def cyclonedx(bill: Bill) -> bytes:
     return JsonV1Dot6(bom).output_as_string(indent=2).encode() + b"\n"
 
 
+def sbom_statement(bill: Bill) -> Statement:
+    """The statement with the document."""
+    return statement(bill.tag, bill.image, CYCLONEDX, json.loads(cyclonedx(bill)))
+
+
 def _image(bill: Bill) -> Component:
     return Component(
         name=bill.name,
@@ -55,8 +62,12 @@ def _image(bill: Bill) -> Component:
         type=ComponentType.CONTAINER,
         bom_ref="image",
         purl=PackageURL.from_string(bill.purl),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=bill.image.partition(":")[2])],
+        hashes=_hashes(bill.image.partition(":")[2]),
     )
+
+
+def _hashes(sha256: str) -> list[HashType]:
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
 
 
 def _plain(kind: ComponentType, name: str, version: str) -> Component:
@@ -75,7 +86,7 @@ def _component(part: BillComponent, inside: Iterable[Component]) -> Component:
         type=ComponentType.APPLICATION if part.kind == "project" else ComponentType.LIBRARY,
         bom_ref=part.ref,
         purl=PackageURL.from_string(part.purl),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],
+        hashes=_hashes(part.sha256),
         licenses=_licences(part.licences),
         components=inside,
         pedigree=_pedigree(part),
@@ -95,7 +106,7 @@ def _pedigree(part: BillComponent) -> Pedigree | None:
         type=ComponentType.LIBRARY,
         bom_ref=f"{part.ref}-unmodified",
         purl=PackageURL.from_string(part.purl),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],
+        hashes=_hashes(part.sha256),
     )
     return Pedigree(ancestors=[original], notes=f"modified: {part.modified}")
 

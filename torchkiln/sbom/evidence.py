@@ -7,7 +7,6 @@ the image, so it can be forged or broken: invalid metadata is an error, and is n
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import re
 from collections import Counter
@@ -39,7 +38,6 @@ _MACHINE_READABLE = re.compile(r"copyright-format/1\.|/dep5(/|$)", re.MULTILINE)
 _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
 _REPEATABLE = frozenset({"comment", "copyright"})  # fields that some copyright files repeat
-_MAX_SHOWN = 8  # faults in a message
 _MAX_TEXT = 1 << 20  # characters of a package's metadata; the text of a licence has some thousands
 _MAX_LICENCES = 1000  # in a copyright file; perl's has thirty
 _UNKNOWN = frozenset({"", "UNKNOWN"})  # setuptools wrote UNKNOWN for a missing licence
@@ -71,7 +69,6 @@ class InstalledPackage:
     source_version: str
     licences: tuple[Licence, ...]  # from its copyright file, if that is machine-readable
     copyright: str  # the file's path; empty if there is none
-    copyright_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,42 +115,43 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
 
     :raises VerificationFailed: a file is invalid, or a package is installed twice.
     """
-    faults = [f"{path}: must not be a link" for path in sorted(links) if _NEVER_LINKS.fullmatch(path)]
-    distributions = tuple(sorted(_distributions(texts, faults), key=lambda dist: (dist.name, dist.path)))
-    packages = tuple(sorted(_packages(texts, links, faults), key=lambda deb: (deb.name, deb.architecture)))
-    image, project = (_contents(texts, path, faults) for path in (IMAGE_JSON, PROJECT_JSON))
-    # a project's wheel replaces the parent image's wheel of the same name
-    wheels = _by_name((*image.wheels, *project.wheels))
-    of_wheels = [dist.name for dist in distributions if dist.of_a_wheel]
-    faults += [f"{name} is installed twice" for name in _repeated(of_wheels)]
-    of_dpkg = [f"{package.name}:{package.architecture}" for package in packages]
-    faults += [f"{_STATUS}: {name} is installed twice" for name in _repeated(of_dpkg)]
-    if faults:
-        more = [f"and {len(faults) - _MAX_SHOWN} more"] if len(faults) > _MAX_SHOWN else []
+    try:
+        if link := min(filter(_NEVER_LINKS.fullmatch, links), default=None):
+            raise ValueError(f"{link}: must not be a link")
+        distributions = sorted(_distributions(texts), key=lambda dist: (dist.name, dist.path))
+        _demand_once(dist.name for dist in distributions if dist.of_a_wheel)
+        packages = sorted(_packages(texts, links), key=lambda deb: (deb.name, deb.architecture))
+        _demand_once(f"{package.name}:{package.architecture}" for package in packages)
+        image, project = (_contents(texts, path) for path in (IMAGE_JSON, PROJECT_JSON))
+    except ValueError as error:
         raise VerificationFailed(
-            "\n".join(["the package metadata in the image is invalid:", *faults[:_MAX_SHOWN], *more]),
+            f"the package metadata in the image is invalid: {error}",
             hint="the image was changed after the build; build it again",
-        )
+        ) from None
     return Evidence(
-        distributions=distributions, packages=packages, wheels=wheels, archives=_by_name(image.archives)
+        distributions=tuple(distributions),
+        packages=tuple(packages),
+        # a project's wheel replaces the parent image's wheel of the same name
+        wheels=_by_name((*image.wheels, *project.wheels)),
+        archives=_by_name(image.archives),
     )
 
 
-def _distributions(texts: Mapping[str, str], faults: list[str]) -> Iterator[Distribution]:
+def _distributions(texts: Mapping[str, str]) -> Iterator[Distribution]:
     for path, text in texts.items():
         if not _METADATA.fullmatch(path):
             continue
         head = shortened(path, text)
         if len(head) > _MAX_TEXT or printable(path) != path:
-            faults.append(f"{path[:200]}: is too long ({len(head)} characters), or has an unprintable path")
-            continue
+            raise ValueError(
+                f"{path[:200]}: is too long ({len(head)} characters), or has an unprintable path"
+            )
         raw, _ = parse_email(head)
         try:
             name = canonicalize_name(raw.get("name", ""), validate=True)
             version = str(Version(raw.get("version", "")))
         except (InvalidName, InvalidVersion) as error:
-            faults.append(f"{path}: invalid name or version: {str(error)[:120]}")
-            continue
+            raise ValueError(f"{path}: invalid name or version: {str(error)[:120]}") from None
         licences = _python_licences(
             raw.get("license_expression", ""), raw.get("license", ""), raw.get("classifiers", [])
         )
@@ -170,38 +168,36 @@ def _python_licences(expression: str, words: str, classifiers: list[str]) -> tup
     return tuple(of_words(name) for name in names)
 
 
-def _packages(
-    texts: Mapping[str, str], links: Mapping[str, str], faults: list[str]
-) -> Iterator[InstalledPackage]:
+def _packages(texts: Mapping[str, str], links: Mapping[str, str]) -> Iterator[InstalledPackage]:
     copyrights: dict[str, tuple[Licence, ...]] = {}
+    for fields in _installed(texts.get(_STATUS, "")):
+        name, version = fields.get("package", ""), fields.get("version", "")
+        architecture = fields.get("architecture", "")
+        source = _SOURCE.fullmatch(fields.get("source", name))
+        if not (PACKAGE.fullmatch(name) and VERSION.fullmatch(version) and source):
+            raise ValueError(f"{_STATUS}: invalid name, version or source: {name[:80]!r} {version[:80]!r}")
+        if not _ARCHITECTURE.fullmatch(architecture):
+            raise ValueError(f"{_STATUS}: {name}: invalid architecture: {architecture[:80]!r}")
+        path = _copyright(name, texts, links)
+        if path not in copyrights:
+            copyrights[path] = _debian_licences(texts.get(path, ""))
+        yield InstalledPackage(
+            name=name,
+            version=version,
+            architecture=architecture,
+            source=source[1],
+            source_version=source[2] or version,
+            licences=copyrights[path],
+            copyright=path,
+        )
+
+
+def _installed(status: str) -> Iterator[Mapping[str, str]]:
+    """The installed packages in *status*, the text of dpkg's file."""
     try:
-        for fields in paragraphs(texts.get(_STATUS, "").split("\n")):
-            if fields.get("status") != INSTALLED:
-                continue
-            name, version = fields.get("package", ""), fields.get("version", "")
-            architecture = fields.get("architecture", "")
-            source = _SOURCE.fullmatch(fields.get("source", name))
-            if not (PACKAGE.fullmatch(name) and VERSION.fullmatch(version) and source):
-                faults.append(f"{_STATUS}: invalid name, version or source: {name[:80]!r} {version[:80]!r}")
-                continue
-            if not _ARCHITECTURE.fullmatch(architecture):
-                faults.append(f"{_STATUS}: {name}: invalid architecture: {architecture[:80]!r}")
-                continue
-            path = _copyright(name, texts, links)
-            if path not in copyrights:
-                copyrights[path] = _debian_licences(texts.get(path, ""))
-            yield InstalledPackage(
-                name=name,
-                version=version,
-                architecture=architecture,
-                source=source[1],
-                source_version=source[2] or version,
-                licences=copyrights[path],
-                copyright=path,
-                copyright_sha256=hashlib.sha256(texts[path].encode()).hexdigest() if path else "",
-            )
+        yield from (fields for fields in paragraphs(status.split("\n")) if fields.get("status") == INSTALLED)
     except ValueError as error:
-        faults.append(f"{_STATUS}: {error}")
+        raise ValueError(f"{_STATUS}: {error}") from None
 
 
 def _copyright(package: str, texts: Mapping[str, str], links: Mapping[str, str]) -> str:
@@ -244,20 +240,21 @@ def _unfolded(words: str) -> str:
     return "\n".join("" if line.strip() == "." else line for line in words.split("\n"))
 
 
-def _contents(texts: Mapping[str, str], path: str, faults: list[str]) -> _Contents:
+def _contents(texts: Mapping[str, str], path: str) -> _Contents:
     """The packages that image.json or project.json lists; none if the image has no file *path*."""
     if path not in texts:
         return _Contents(wheels=())
     try:
         return codec.typed(_Contents, json_of(texts[path].encode()))
     except ValueError as error:
-        faults.append(f"{path}: invalid: {str(error)[:120]}")
-        return _Contents(wheels=())
+        raise ValueError(f"{path}: invalid: {str(error)[:120]}") from None
 
 
 def _by_name(rows: Iterable[_Row]) -> dict[str, tuple[str, str]]:
     return {row.name: (row.version, row.sha256) for row in rows}
 
 
-def _repeated(names: list[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
+def _demand_once(names: Iterable[str]) -> None:
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise ValueError(f"{name} is installed twice")

@@ -6,20 +6,19 @@ writes these documents, so that it finds faults of that library.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
 from packageurl import PackageURL
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.util import codec
 from torchkiln.util.strict_json import json_of
 
 LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than 1 MB
-_MAX_ITEMS = 100_000  # maximum items of a list
-_HEX = re.compile(r"[0-9a-f]{64}")
 _HINT = "do not use this document; get it again from the image's registry"
 System = Literal["python", "os", "toolkit", "other"]
 TOOLKIT = "nvidia-cuda-redist"  # the namespace in package URLs of NVIDIA's toolkit archives
@@ -45,6 +44,39 @@ class SbomContents:
     items: tuple[SbomItem, ...]
 
 
+_Text = Annotated[str, Meta(min_length=1, max_length=4000)]
+_Components = Annotated[tuple["_Component", ...], Meta(max_length=100_000)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hash:
+    alg: str
+    content: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Component:
+    type: str = ""
+    name: _Text
+    version: _Text
+    purl: _Text = ""
+    hashes: tuple[_Hash, ...] = ()
+    components: _Components = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Metadata:
+    component: _Component
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Document:
+    bomFormat: Literal["CycloneDX"]
+    specVersion: Literal["1.6"]
+    metadata: _Metadata
+    components: _Components = ()
+
+
 def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
     """Read *document*, in CycloneDX; *where* is its name in messages.
 
@@ -53,83 +85,47 @@ def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
     try:
         if len(document) > LIMIT:
             raise ValueError(f"longer than {LIMIT} bytes")
-        content = json_of(document)
-        if not isinstance(content, dict):
-            raise ValueError("not a JSON object")
-        if (content.get("bomFormat"), content.get("specVersion")) != ("CycloneDX", "1.6"):
-            raise ValueError("not a CycloneDX 1.6 document")
-        return _cyclonedx(content)
+        found = codec.typed(_Document, json_of(document))
+        image = found.metadata.component
+        if image.type != "container":
+            raise ValueError("metadata.component is not an image")
+        parts = (part for part in _flat(found.components) if part.type != "operating-system")
+        return SbomContents(image=parse_digest(f"sha256:{_hash(image)}"), items=tuple(map(_item, parts)))
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
 
 
-def _cyclonedx(content: Mapping[str, Any]) -> SbomContents:
-    metadata = content.get("metadata")
-    image = metadata.get("component") if isinstance(metadata, dict) else None
-    if not isinstance(image, dict) or image.get("type") != "container":
-        raise ValueError("metadata.component is not an image")
-    items = [_item(part) for part in _components(content) if part.get("type") != "operating-system"]
-    return SbomContents(image=_image(_hash(image)), items=tuple(items))
-
-
-def _components(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _flat(components: Iterable[_Component]) -> Iterator[_Component]:
     """All components, also nested ones; `json_of` limits the depth."""
-    for component in _mappings(content, "components"):
+    for component in components:
         yield component
-        yield from _components(component)
+        yield from _flat(component.components)
 
 
-def _item(component: Mapping[str, Any]) -> SbomItem:
+def _item(part: _Component) -> SbomItem:
     """A component; its fields and its package URL must have the same name and version."""
-    name, version, purl = (_text(component, key) for key in ("name", "version", "purl"))
     try:
-        parsed = PackageURL.from_string(purl)
+        parsed = PackageURL.from_string(part.purl)
     except ValueError:
-        raise ValueError(f"{_called(component)}: invalid package URL: {purl[:80]!r}") from None
+        raise ValueError(f"{part.name[:80]}: invalid package URL: {part.purl[:80]!r}") from None
     of_toolkit = parsed.type == "generic" and parsed.namespace == TOOLKIT
     system: System = "toolkit" if of_toolkit else _SYSTEMS.get(parsed.type, "other")
-    if (parsed.name.lower() if system == "other" else parsed.name, parsed.version) != (
-        name.lower() if system == "other" else name,
-        version,
-    ):
-        raise ValueError(f"{_called(component)} {version[:80]}: package URL mismatch: {purl[:120]!r}")
+    names = (parsed.name, part.name) if system != "other" else (parsed.name.lower(), part.name.lower())
+    if names[0] != names[1] or parsed.version != part.version:
+        raise ValueError(f"{part.name[:80]} {part.version[:80]}: package URL mismatch: {part.purl[:120]!r}")
     qualifiers = parsed.qualifiers if isinstance(parsed.qualifiers, dict) else {}
-    architecture = qualifiers.get("arch", "") if system == "os" else ""
     return SbomItem(
-        system=system, name=name, version=version, architecture=architecture, sha256=_hash(component)
+        system=system,
+        name=part.name,
+        version=part.version,
+        architecture=qualifiers.get("arch", "") if system == "os" else "",
+        sha256=_hash(part),
     )
 
 
-def _hash(component: Mapping[str, Any]) -> str:
-    """The sha256 of *component*; empty if there is none."""
-    found = [_text(row, "content") for row in _mappings(component, "hashes") if row.get("alg") == "SHA-256"]
-    if len(found) > 1 or (found and not _HEX.fullmatch(found[0])):
-        raise ValueError(f"{_called(component)}: invalid sha256, or more than one")
+def _hash(part: _Component) -> str:
+    """The sha256 of *part*; empty if there is none."""
+    found = [row.content for row in part.hashes if row.alg == "SHA-256"]
+    if len(found) > 1:
+        raise ValueError(f"{part.name[:80]}: more than one sha256")
     return found[0] if found else ""
-
-
-def _image(sha256: str) -> Digest:
-    if not sha256:
-        raise ValueError("the image has no digest")
-    return parse_digest(f"sha256:{sha256}")
-
-
-def _mappings(value: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    found = value.get(key, [])
-    if not isinstance(found, list) or len(found) > _MAX_ITEMS:
-        raise ValueError(f"{key}: not a list, or too long")
-    for item in found:
-        if not isinstance(item, dict):
-            raise ValueError(f"{key}: not a list of JSON objects")
-        yield item
-
-
-def _text(value: Mapping[str, Any], key: str) -> str:
-    found = value.get(key)
-    if not isinstance(found, str) or not found or len(found) > 4000:
-        raise ValueError(f"{_called(value)}: {key}: must be a text of 1 to 4000 characters")
-    return found
-
-
-def _called(value: Mapping[str, Any]) -> str:
-    return str(value.get("name", "a component"))[:80]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, LockedCell
-from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.evidence import Evidence
 from torchkiln.sbom.listed import SbomContents, SbomItem, System, listed
 
@@ -49,8 +49,10 @@ def matches_lock(
         for wheel in locked.wheels
     )
     os = (
-        SbomItem(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
-        for name, version in ((package.name, package.version) for package in locked.os_packages)
+        SbomItem(
+            system="os", name=deb.name, version=deb.version, sha256=hashes.get((deb.name, deb.version), "")
+        )
+        for deb in locked.os_packages
     )
     toolkit = (
         SbomItem(system="toolkit", name=archive.component, version=archive.version, sha256=archive.sha256)
@@ -81,22 +83,6 @@ def items_of(evidence: Evidence) -> tuple[SbomItem, ...]:
     return (*wheels, *os, *toolkit)
 
 
-def items_of_bill(bill: Bill) -> tuple[SbomItem, ...]:
-    """The packages in *bill*, with the hashes that it has from the lock."""
-    systems: dict[str, System] = {"os": "os", "wheel": "python", "vendored": "python", "toolkit": "toolkit"}
-    return tuple(
-        SbomItem(
-            system=systems[part.kind],
-            name=part.name,
-            version=part.version,
-            architecture=part.architecture,
-            sha256=part.sha256,
-        )
-        for part in bill.components
-        if part.kind in systems
-    )
-
-
 def _hash(evidence: Evidence, name: str, version: str) -> str:
     locked, sha256 = evidence.wheels.get(name, ("", ""))
     return sha256 if locked == version else ""
@@ -112,21 +98,21 @@ def _differences(contents: SbomContents, image: Digest, found: Iterable[SbomItem
 
 def _package_differences(name: str, in_sbom: list[SbomItem], in_image: list[SbomItem]) -> Iterator[str]:
     """Compare all copies of one package; usually there is one."""
-    in_sbom, in_image = list(in_sbom), list(in_image)
-    for item in list(in_image):
-        same = next((other for other in in_sbom if _same(item, other)), None)
-        if same is not None:
-            in_sbom.remove(same)
-            in_image.remove(item)
-    for ours, theirs in zip(list(in_sbom), list(in_image), strict=False):
-        in_sbom.remove(ours)
-        in_image.remove(theirs)
-        if ours.version == theirs.version:
+    left, others = list(in_sbom), []
+    for item in in_image:
+        if same := next((other for other in left if _same(item, other)), None):
+            left.remove(same)
+        else:
+            others.append(item)
+    for ours, theirs in zip_longest(left, others):
+        if theirs is None:
+            yield f"{name} {ours.version}: in the SBOM, but not in the image"
+        elif ours is None:
+            yield f"{name} {theirs.version}: in the image, but not in the SBOM"
+        elif ours.version == theirs.version:
             yield f"{name} {ours.version}: the SBOM has the hash {ours.sha256}, the image {theirs.sha256}"
         else:
             yield f"{name}: the SBOM has {ours.version}, the image {theirs.version}"
-    yield from (f"{name} {item.version}: in the SBOM, but not in the image" for item in in_sbom)
-    yield from (f"{name} {item.version}: in the image, but not in the SBOM" for item in in_image)
 
 
 def _same(a: SbomItem, b: SbomItem) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the package metadata of an image from its layers, and caches it by layer.
+"""Makes the bill of an image: reads the package metadata in its layers, and caches it by layer.
 
 A layer is decompressed completely to verify its digest, which takes a minute for an image. A layer that was
 built from wheels in the store is not decompressed: the metadata is read from the wheels. The result is cached
@@ -15,15 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchkiln import __version__
+from torchkiln.base.archive import files_of
 from torchkiln.compare.images import begin_reading, contents_of
 from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.engine.records import record_of
 from torchkiln.errors import KilnError
+from torchkiln.locks.lock import lock_digest
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
+from torchkiln.plan.plan import plan
+from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name
@@ -31,6 +37,33 @@ from torchkiln.wheel.install import Scheme, destination, parse_name
 RECORDS = "evidence"
 _FORM = 3  # increase it when `is_evidence` accepts more files
 _MAX_TEXT = 16 << 20  # bytes of a text in a wheel; if one is larger, the layer is read
+
+
+def bill_of_image(
+    image: ImageOnDisk,
+    locked: LockedCell,
+    images: Path,
+    store: Store,
+    *,
+    name: str,
+    observer: Observer | None = None,
+) -> Bill:
+    """The bill of *image*, built from *locked*; layers whose metadata is in *store* are not read.
+
+    :param images: the folder of locks.
+    :param name: of the repository, "pytorch-cuda".
+    :raises VerificationFailed: a layer is damaged, or the image does not match the lock.
+    :raises ConfigError: the committed record of the base's files is invalid.
+    """
+    planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
+    return bill_of(
+        locked,
+        image.manifest,
+        read_evidence(image, store, made_of=made_of(planned, store), observer=observer),
+        files=files_of(images, locked, store),
+        name=name,
+        tool=__version__,
+    )
 
 
 def read_evidence(
@@ -60,10 +93,10 @@ class MadeOf:
     scheme: Scheme
 
 
-def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
-    """diff_id -> wheels, for each layer of *plan* whose record and wheels are in *store*."""
+def made_of(planned: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
+    """diff_id -> wheels, for each layer of *planned* whose record and wheels are in *store*."""
     found = {}
-    for spec in plan.of(WheelLayer):
+    for spec in planned.of(WheelLayer):
         record = record_of(spec, store)
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
