@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 
 if TYPE_CHECKING:
-    from torchkiln.attest.roles import KeyInRole
+    from torchkiln.attest.keys import KeyInRole
     from torchkiln.errors import KilnError
     from torchkiln.locks.folder import LockFolder
     from torchkiln.locks.session import LockResult
@@ -280,7 +280,7 @@ def verify(
     :raises RegistryError: the registry rejects a request, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
-    from torchkiln.attest.trust import Trust
+    from torchkiln.attest.signers import Trust
     from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.verification import Depth, VerifySession
     from torchkiln.registry.connect import open_registry

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torchkiln.sbom.statements import document_of, sbom_statement
+
 from tests import sboms
 from tests.arranged_documents import TAG
 from tests.document_strategies import json_bytes
@@ -17,11 +19,10 @@ from tests.oci_samples import digest
 from tests.planned import FACTS
 from tests.reports import IMAGE, LOCKED, SUITE, WHEN, report, signed_report
 from torchkiln.attest.dsse import decode, sign
+from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin, provenance
-from torchkiln.attest.publication import publication, published_names
-from torchkiln.attest.retraction import reason_of, retraction
-from torchkiln.attest.roles import KeyInRole
-from torchkiln.attest.signers import bundled, opened
+from torchkiln.attest.publication import publication, published_names, reason_of, retraction
+from torchkiln.attest.signers import bundled
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.base import archive, artefact, effects, keeping
@@ -38,7 +39,6 @@ from torchkiln.registry.reading import Document
 from torchkiln.registry.reference import Repository
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.listed import listed
-from torchkiln.sbom.statements import document_of, sbom_statement
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
 from torchkiln.util.places import ROOT
@@ -163,7 +163,7 @@ READERS: Mapping[str, DocumentReader] = {
     "envelope": DocumentReader(sound=_ENVELOPE, read=lambda data: decode(data, where="x")),
     "bundle": DocumentReader(
         sound=_BUNDLE,
-        read=lambda data: opened(data, BUNDLE_TYPE, [KeyInRole(key=P256.public_key())], where="x"),
+        read=lambda data: Trust(keys=(KeyInRole(key=P256.public_key()),)).open(data, BUNDLE_TYPE, where="x"),
     ),
     "certificate in a bundle": DocumentReader(
         sound=json_bytes(
@@ -172,7 +172,7 @@ READERS: Mapping[str, DocumentReader] = {
         read=lambda data: certificate(data, where="x"),
     ),
     "unsigned statement": DocumentReader(
-        sound=payload(statement_of(report())), read=lambda data: opened(data, PAYLOAD_TYPE, [], where="x")
+        sound=payload(statement_of(report())), read=lambda data: Trust().open(data, PAYLOAD_TYPE, where="x")
     ),
     "index of a layout": _layout(
         {"schemaVersion": 2, "manifests": [_ENTRY]}, lambda path, it: descriptors(path, "manifests", it)

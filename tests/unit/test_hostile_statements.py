@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from tests import peak
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
-from tests.keys import P256
 from tests.published import Scene, a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
 from tests.reports import report
 from tests.servers.registry_server import RegistryServer
 from tests.unit.document_readers import READERS, value_of
 from torchkiln.attest.dsse import decode, private_key, public_key
+from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin
-from torchkiln.attest.roles import KeyInRole
-from torchkiln.attest.signers import opened
+from torchkiln.attest.signers import Trust
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.errors import KilnError, VerificationFailed
@@ -41,7 +40,9 @@ def test_a_bundle_with_one_change_has_the_signed_content(data: st.DataObject) ->
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
     )
-    found = answer(lambda: opened(changed, BUNDLE_TYPE, [KeyInRole(key=P256.public_key())], where="x"))
+    found = answer(
+        lambda: Trust(keys=(KeyInRole(key=P256.public_key()),)).open(changed, BUNDLE_TYPE, where="x")
+    )
     if found is not None and found.signers:
         assert found.statement == statement_of(report())
 

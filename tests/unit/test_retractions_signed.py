@@ -11,8 +11,7 @@ import pytest
 from tests.keys import ED, P256, UNKNOWN_KEY, pem
 from tests.published import KIND, Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import TAG
-from torchkiln.attest.publication import publication
-from torchkiln.attest.retraction import RETRACTION, retraction
+from torchkiln.attest.publication import RETRACTION, publication, retraction
 from torchkiln.attest.signers import ByKey, Unsigned
 from torchkiln.attest.statement import statement
 from torchkiln.errors import GateRefused

@@ -59,7 +59,6 @@ IMPURE: Mapping[str, str] = {
     "attest/keys.py": "reads the files of keys",
     "attest/machine_key.py": "reads and makes the key in the cache",
     "attest/signers.py": "asks for keys and signs with them",
-    "attest/trust.py": "reads the keys that are trusted",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "projects/gate/session.py": "reads reports and layers, at this moment",
     "projects/gate/read.py": "reads the layers of an image",

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from torchkiln.attest.signers import SignerIdentity, in_bundle
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
+from torchkiln.attest.keys import SignerIdentity
+from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, annotations, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
@@ -62,14 +62,15 @@ class Keyless:
             context = SigningContext.from_trust_config(_trust())
             with context.signer(_token()) as signer:
                 bundle = signer.sign_dsse(dsse.Statement(payload(statement)))
-        return in_bundle(bundle.to_json().encode(), statement.kind)
+        data = bundle.to_json().encode()
+        return Artifact(kind=BUNDLE_TYPE, data=data, annotations=annotations(statement.kind))
 
-    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact* is *statement*, signed by the same identity."""
+    def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
+        """Whether *data* is *statement*, signed by the same identity."""
         if kind != BUNDLE_TYPE:
             return False
         try:
-            return parse(verified(artifact, self.signer, where=""), where="") == statement
+            return parse(verified(data, self.signer, where=""), where="") == statement
         except VerificationFailed:
             return False
 

@@ -1,22 +1,48 @@
-"""Reads keys from PEM files."""
+"""Reads keys from PEM files, and says in which roles they are trusted.
+
+A laboratory runs the checks and signs smoke reports. A publisher signs everything else that goes with an
+image: signature, provenance, SBOM, the gate's decision, names, retraction. A key counts only in its roles.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.attest import dsse
-from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.roles import KeyInRole
+from torchkiln.attest.dsse import PrivateKey, PublicKey, fingerprint
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.policy import Policy, TrustedKey
-from torchkiln.model.roles import Role
+from torchkiln.model.roles import ROLES, Role
 from torchkiln.util.strict_json import read_with_mode
 
 _PEM = 64 << 10  # maximum bytes of a file; a key has a few hundred
+_REPORT = "urn:torchkiln:smoke-report:"  # the predicate type without its version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyInRole:
+    """A public key, and the roles in which it is trusted."""
+
+    key: PublicKey
+    roles: tuple[Role, ...] = ROLES
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key."""
+        return fingerprint(self.key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignerIdentity:
+    """The identity of a keyless signer, as Fulcio writes it into certificates."""
+
+    identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
+    issuer: str  # "https://token.actions.githubusercontent.com"
+    roles: tuple[Role, ...] = ROLES  # in which it is trusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,3 +98,27 @@ def _pem(path: Path) -> tuple[bytes, int]:
         return read_with_mode(path, _PEM)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name a key file in PEM format") from None
+
+
+def role_of(kind: str) -> Role:
+    """The role that may sign statements of this *kind*, a predicate type."""
+    return "laboratory" if kind.startswith(_REPORT) else "publisher"
+
+
+def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
+    """The keys whose signatures count in that *role*."""
+    return tuple(trusted.key for trusted in keys if role in trusted.roles)
+
+
+def role_named(text: str) -> tuple[tuple[Role, ...], str]:
+    """Split `ROLE=FILE` into roles and file; all roles if *text* names none.
+
+    >>> role_named("laboratory=lab.pem")
+    (('laboratory',), 'lab.pem')
+    >>> role_named("lab.pem")
+    (('publisher', 'laboratory'), 'lab.pem')
+    """
+    before, equals, rest = text.partition("=")
+    if equals and before in ROLES:
+        return (before,), rest
+    return ROLES, text

@@ -21,7 +21,6 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.recipe import RECIPE
-from torchkiln.util.schema import sentences
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:torchkiln:build:1"
@@ -158,9 +157,8 @@ def origin(statement: Statement, *, where: str) -> Origin:
     :raises Stale: the format of its lock is not supported.
     """
     hint = "the provenance is damaged, or another tool made it"
-    if wrong := sentences(statement.content, _SCHEMA, where):
-        raise VerificationFailed("\n".join(wrong), hint=hint)
-    definition, details = statement.content["buildDefinition"], statement.content["runDetails"]
+    content = statement.checked(PROVENANCE, _SCHEMA, where=where, hint=hint)
+    definition, details = content["buildDefinition"], content["runDetails"]
     named = {item.get("name"): item for item in definition["resolvedDependencies"]}
     try:
         lock = base64.b64decode(named[_LOCK]["content"], validate=True)

@@ -1,4 +1,4 @@
-"""Turns statements into artifacts for a registry, signed or not, and reads them.
+"""Turns statements into artifacts for a registry, signed or not, and opens those of trusted signers.
 
 A signed statement is a Sigstore bundle as cosign's BUNDLE_SPEC defines it. An unsigned statement is attached
 without a bundle, as BuildKit does.
@@ -6,33 +6,22 @@ without a bundle, as BuildKit does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchkiln.attest import dsse, sigstore_bundle
 from torchkiln.attest.dsse import PrivateKey, fingerprint
-from torchkiln.attest.roles import KeyInRole, keys_for, role_of
+from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.report import SignedReport
-from torchkiln.model.roles import ROLES, Role
+from torchkiln.model.roles import Role
 from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
 LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed
-KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation for the predicate type
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's annotation for it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignerIdentity:
-    """The identity of a keyless signer, as Fulcio writes it into certificates."""
-
-    identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
-    issuer: str  # "https://token.actions.githubusercontent.com"
-    roles: tuple[Role, ...] = ROLES  # in which it is trusted
 
 
 class Signer(Protocol):
@@ -41,8 +30,8 @@ class Signer(Protocol):
     def sign(self, statement: Statement) -> Artifact:
         """Sign *statement*; return the artifact to attach to the image."""
 
-    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact*, of the media type *kind*, is *statement* as this signer signs it."""
+    def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
+        """Whether *data*, of the media type *kind*, is *statement* as this signer signs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +45,10 @@ class ByKey:
         envelope = dsse.sign(PAYLOAD_TYPE, payload(statement), self.key)
         return bundled(envelope, fingerprint(self.key.public_key()), statement.kind)
 
-    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact* is *statement*, signed by this key; the bytes of ECDSA signatures may differ."""
+    def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
+        """Whether *data* is *statement*, signed by this key; the bytes of ECDSA signatures may differ."""
         try:
-            found = opened(artifact, kind, [KeyInRole(key=self.key.public_key())], where="")
+            found = Trust(keys=(KeyInRole(key=self.key.public_key()),)).open(data, kind, where="")
         except VerificationFailed:
             return False
         return found.statement == statement and bool(found.signers)
@@ -74,20 +63,15 @@ class Unsigned:
             kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
         )
 
-    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
+    def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
         """Whether the bytes are the same."""
-        return kind == PAYLOAD_TYPE and artifact == payload(statement)
+        return kind == PAYLOAD_TYPE and data == payload(statement)
 
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
     """The artifact for *envelope*, a statement of *kind*; *signer*: the fingerprint of its key."""
-    return in_bundle(sigstore_bundle.wrap(envelope, signer), kind)
-
-
-def in_bundle(bundle: bytes, kind: str) -> Artifact:
-    """The artifact for a Sigstore *bundle* with a statement of *kind*."""
-    annotations = (("dev.sigstore.bundle.content", "dsse-envelope"), (KIND, kind))
-    return Artifact(kind=BUNDLE_TYPE, data=bundle, annotations=annotations)
+    data = sigstore_bundle.wrap(envelope, signer)
+    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=sigstore_bundle.annotations(kind))
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:
@@ -111,38 +95,82 @@ class OpenedStatement:
     other_role: bool = False  # a trusted key signed it, but the key's roles do not include this kind
 
 
-def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> OpenedStatement:
-    """The statement in the artifact *data* of media type *kind*, and the keys in *trusted* that signed it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trust:
+    """The trusted keys, and the trusted keyless signer."""
 
-    A key is trusted only for statements of its roles.
+    keys: tuple[KeyInRole, ...] = ()
+    signer: SignerIdentity | None = None
 
-    :raises UnknownFormat: it is not a statement in a supported format.
-    :raises VerificationFailed: it names one of *trusted* as its signer, but the signature is invalid.
-    """
-    try:
-        if kind == PAYLOAD_TYPE:
-            statement = parse(data, where=where)
-            return OpenedStatement(statement=statement, signed=False, signers=(), envelope=None)
-        envelope, _ = sigstore_bundle.unwrap(data, where=where)
-        found = dsse.decode(envelope, where=where)
-        if found.payload_type != PAYLOAD_TYPE:
-            raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")
-        statement = parse(found.payload, where=where)
-    except VerificationFailed as error:
-        raise UnknownFormat(error.message, hint=error.hint) from None
-    signers: tuple[str, ...] = ()
-    if trusted:
-        named = {keyid for keyid, _ in found.signatures} & {key.fingerprint for key in trusted}
+    @property
+    def verifies(self) -> bool:
+        """Whether there is a key or a signer; otherwise signatures are not verified."""
+        return bool(self.keys or self.signer)
+
+    def open(self, data: bytes, kind: str, *, where: str) -> OpenedStatement:
+        """The statement in the artifact *data* of media type *kind*, and who of the trusted signed it.
+
+        A key or an identity is trusted only for statements of its roles.
+
+        :raises UnknownFormat: it is not a statement in a supported format.
+        :raises VerificationFailed: it names a trusted signer, but the signature is invalid.
+        """
         try:
-            signers = dsse.verify(found, [key.key for key in trusted], where=where)
+            if kind == PAYLOAD_TYPE:
+                statement = parse(data, where=where)
+                return OpenedStatement(statement=statement, signed=False, signers=(), envelope=None)
+            envelope, keyless = sigstore_bundle.unwrap(data, where=where)
+            found = dsse.decode(envelope, where=where)
+            if found.payload_type != PAYLOAD_TYPE:
+                raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")
+            statement = parse(found.payload, where=where)
+        except VerificationFailed as error:
+            raise UnknownFormat(error.message, hint=error.hint) from None
+        signers = self._keys_of(found, where)
+        if keyless and self.signer and (verified := self._verified(data, self.signer, where)):
+            statement, signers = parse(verified, where=where), {self.signer.identity: {*self.signer.roles}}
+        role = role_of(statement.kind)
+        counted = tuple(signer for signer, roles in signers.items() if role in roles)
+        return OpenedStatement(
+            statement=statement,
+            signed=True,
+            signers=counted,
+            envelope=envelope,
+            other_role=bool(signers) and not counted,
+        )
+
+    def _keys_of(self, envelope: dsse.Envelope, where: str) -> dict[str, set[Role]]:
+        """The fingerprints of the trusted keys that signed *envelope*, with their roles."""
+        roles: dict[str, set[Role]] = {}
+        for key in self.keys:
+            roles.setdefault(key.fingerprint, set()).update(key.roles)
+        try:
+            signers = dsse.verify(envelope, [key.key for key in self.keys], where=where)
         except VerificationFailed:
-            if named:  # the envelope names a trusted key, but the signature is invalid
+            if any(keyid in roles for keyid, _ in envelope.signatures):  # it names a trusted key
                 raise
-    counted = {fingerprint(key) for key in keys_for(role_of(statement.kind), trusted)}
-    return OpenedStatement(
-        statement=statement,
-        signed=True,
-        signers=tuple(signer for signer in signers if signer in counted),
-        envelope=envelope,
-        other_role=bool(signers) and counted.isdisjoint(signers),
-    )
+            return {}
+        return {signer: roles[signer] for signer in signers}
+
+    @staticmethod
+    def _verified(bundle: bytes, signer: SignerIdentity, where: str) -> bytes | None:
+        """The payload that *signer* signed; None: another job signed it."""
+        from torchkiln.attest.keyless import names, verified
+
+        try:
+            return verified(bundle, signer, where=where)
+        except VerificationFailed:
+            if names(bundle, signer, where=where):
+                raise
+            return None
+
+
+def with_signer(trust: Trust, signer: Signer) -> Trust:
+    """*trust* with *signer* as a publisher: a publisher trusts its own earlier statements."""
+    if isinstance(signer, ByKey):
+        own = KeyInRole(key=signer.key.public_key(), roles=("publisher",))
+        return replace(trust, keys=(*trust.keys, own))
+    job = getattr(signer, "signer", None)  # of `Keyless`; not imported: sigstore may be missing
+    if trust.signer is None and isinstance(job, SignerIdentity):
+        return replace(trust, signer=replace(job, roles=("publisher",)))
+    return trust

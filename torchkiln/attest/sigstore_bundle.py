@@ -37,6 +37,11 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
+def annotations(kind: str) -> tuple[tuple[str, str], ...]:
+    """The annotations of an artifact with a bundle of a statement of *kind*, a predicate type."""
+    return (("dev.sigstore.bundle.content", "dsse-envelope"), ("dev.sigstore.bundle.predicateType", kind))
+
+
 def wrap(envelope: bytes, signer: str | None) -> bytes:
     """The bundle of *envelope*; its hint is the fingerprint *signer*, in cosign's form.
 

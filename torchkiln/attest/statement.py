@@ -7,6 +7,7 @@ of the predicate.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,18 @@ class Statement:
     def content(self) -> Any:
         """The predicate as JSON values."""
         return json.loads(self.predicate)
+
+    def checked(self, kind: str, schema: Mapping[str, Any], *, where: str, hint: str = "") -> Any:
+        """`content`, which is not trusted, if this is a statement of *kind* that matches *schema*.
+
+        :raises VerificationFailed: it is not; the message names *where*.
+        """
+        if self.kind != kind:
+            raise VerificationFailed(f"{where}: predicate type {self.kind[:200]!r}, not {kind}", hint=hint)
+        content = self.content
+        if wrong := sentences(content, schema, where):
+            raise VerificationFailed("\n".join(wrong), hint=hint)
+        return content
 
 
 def statement(name: str, image: Digest, kind: str, predicate: Any) -> Statement:

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from torchkiln.attest.retraction import demand_reason
-from torchkiln.attest.trust import Trust, with_signer
+from torchkiln.attest.publication import demand_reason
+from torchkiln.attest.signers import Trust, with_signer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import (
     FOLDER,

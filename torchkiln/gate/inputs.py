@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from torchkiln.attest.roles import KeyInRole, keys_for
+from torchkiln.attest.keys import KeyInRole, keys_for
 from torchkiln.engine.image_lock import kept_lock
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge

@@ -6,16 +6,13 @@ annotations and artifact types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
-from torchkiln.attest.publication import PUBLICATION, published_names
-from torchkiln.attest.retraction import is_retraction, reason_of
-from torchkiln.attest.signers import FORMS, LIMIT, OpenedStatement
+from torchkiln.attest.publication import PUBLICATION, is_retraction, published_names, reason_of
+from torchkiln.attest.signers import FORMS, LIMIT, OpenedStatement, Trust
 from torchkiln.attest.statement import Statement
-from torchkiln.attest.trust import Trust
 from torchkiln.errors import KilnError, UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import SignedReport
@@ -31,10 +28,6 @@ _SHOWN = 20  # maximum differences of SBOMs in a message
 _MAX_SHOWN = 3  # maximum retractions without a trusted signature that are shown
 _JOBS = 4
 _ALL = 32 << 20  # bytes of all statements of one image; a publication has about five million
-A = TypeVar("A")
-B = TypeVar("B")
-#: A referrer with the descriptor of its document, or with the fault of its manifest.
-Described = tuple[Referrer, Payload | VerificationFailed]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +76,8 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
     other_reports: list[OpenedStatement] = []
     untrusted = other_role = 0
     referrers = listing(reading, image, FORMS)
-    for referrer, document in download(reading, read_manifests(reading, referrers.selected, image)):
+    documents = _documents(reading, referrers.selected, image)
+    for referrer, document in zip(referrers.selected, documents, strict=True):
         where = f"referrer {referrer.digest[:19]}"
         try:
             if isinstance(document, VerificationFailed):
@@ -187,12 +181,12 @@ def of_sbom(
     return Point("sbom", True, good)
 
 
-def read_manifests(
+def _documents(
     reading: RepositoryReader, referrers: Sequence[Referrer], image: Digest
-) -> list[Described]:
-    """Read the manifests of the *referrers* of *image*.
+) -> list[tuple[bytes, str] | VerificationFailed]:
+    """For each of the *referrers* of *image* the document with its media type, or its fault.
 
-    :raises VerificationFailed: the documents have too many bytes in total.
+    :raises VerificationFailed: the documents have too many bytes in total; none is read.
     :raises RegistryError: a request failed.
     """
 
@@ -202,26 +196,7 @@ def read_manifests(
         except VerificationFailed as error:
             return error
 
-    described = list(zip(referrers, _map(reading, describe, referrers), strict=True))
-    if (total := sum(map(_size, described))) > _ALL:
-        raise VerificationFailed(
-            f"{reading.repository}: {image[:19]}: the statements attached to the image have {total} bytes in "
-            f"total, more than the limit of {_ALL}; none was read",
-            hint="delete the referrers that do not belong to the image",
-        )
-    return described
-
-
-def download(
-    reading: RepositoryReader, described: Sequence[Described]
-) -> Iterator[tuple[Referrer, tuple[bytes, str] | VerificationFailed]]:
-    """The documents with their media types, in order; holds at most `LIMIT` bytes at a time.
-
-    :raises RegistryError: a request failed.
-    """
-
-    def fetch(entry: Described) -> tuple[bytes, str] | VerificationFailed:
-        payload = entry[1]
+    def fetch(payload: Payload | VerificationFailed) -> tuple[bytes, str] | VerificationFailed:
         if isinstance(payload, VerificationFailed):
             return payload
         try:
@@ -229,29 +204,16 @@ def download(
         except VerificationFailed as error:
             return error
 
-    for batch in _batches(described):
-        for (referrer, _), document in zip(batch, _map(reading, fetch, batch), strict=True):
-            yield referrer, document
-
-
-def _map(reading: RepositoryReader, function: Callable[[A], B], values: Sequence[A]) -> list[B]:
     with ThreadPoolExecutor(_JOBS, "referrers") as pool:
         try:
-            return list(pool.map(function, values))
+            payloads = list(pool.map(describe, referrers))
+            if (total := sum(payload.size for payload in payloads if isinstance(payload, Payload))) > _ALL:
+                raise VerificationFailed(
+                    f"{reading.repository}: {image[:19]}: the statements attached to the image have {total}"
+                    f" bytes in total, more than the limit of {_ALL}; none was read",
+                    hint="delete the referrers that do not belong to the image",
+                )
+            return list(pool.map(fetch, payloads))
         except BaseException:  # a failure, or Ctrl-C: stop the requests in the other threads
             reading.registry.stop()
             raise
-
-
-def _batches(described: Sequence[Described]) -> Iterator[list[Described]]:
-    batch: list[Described] = []
-    for entry in described:
-        if sum(map(_size, (*batch, entry))) > LIMIT or len(batch) == 4 * _JOBS:
-            yield batch
-            batch = []
-        batch.append(entry)
-    yield batch
-
-
-def _size(entry: Described) -> int:
-    return 0 if isinstance(entry[1], VerificationFailed) else entry[1].size

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import PUBLICATION, published_names
-from torchkiln.attest.retraction import reason_of
-from torchkiln.attest.signers import OpenedStatement
-from torchkiln.attest.trust import Trust
+from torchkiln.attest.publication import PUBLICATION, published_names, reason_of
+from torchkiln.attest.signers import OpenedStatement, Trust
 from torchkiln.errors import VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.matrix.tags import parse_name

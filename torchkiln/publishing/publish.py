@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attest.publication import publication
-from torchkiln.attest.retraction import reason_of
-from torchkiln.attest.signers import FORMS, LIMIT, Signer, of_signed_report
+from torchkiln.attest.publication import publication, reason_of
+from torchkiln.attest.signers import FORMS, LIMIT, Signer, Trust, of_signed_report
 from torchkiln.attest.statement import Statement, statement
-from torchkiln.attest.trust import Trust
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, clearance
 from torchkiln.gate.gate import ClearedImage

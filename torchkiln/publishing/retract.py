@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import publication
-from torchkiln.attest.retraction import retraction
-from torchkiln.attest.signers import Signer
-from torchkiln.attest.trust import Trust
+from torchkiln.attest.publication import publication, retraction
+from torchkiln.attest.signers import Signer, Trust
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import ParsedTag, aliases_for, parse_name, undated
 from torchkiln.model.digest import Digest

@@ -14,9 +14,8 @@ from typing import Protocol, TypeVar
 
 from torchkiln import __version__
 from torchkiln.attest.provenance import SourcePackage, SourceRevision, provenance
-from torchkiln.attest.signers import Signer
+from torchkiln.attest.signers import Signer, Trust, with_signer
 from torchkiln.attest.statement import Statement
-from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
 from torchkiln.gate.inputs import GateInputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from torchkiln.attest.trust import Trust
+from torchkiln.attest.signers import Trust
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.facts import Facts

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
-from torchkiln.attest.retraction import reason_of
-from torchkiln.attest.trust import Trust
+from torchkiln.attest.publication import reason_of
+from torchkiln.attest.signers import Trust
 from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing

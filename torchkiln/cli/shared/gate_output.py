@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchkiln.attest.dsse import fingerprint
-from torchkiln.attest.keys import NamedKey, public_keys
-from torchkiln.attest.roles import keys_for
+from torchkiln.attest.keys import NamedKey, keys_for, public_keys
 from torchkiln.cli.shared.options import gathered, suite_option
 from torchkiln.cli.shared.reports import signature_line, trust
 from torchkiln.cli.shared.selection import CellOptions

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.keys import NamedKey, private_key, public_keys
-from torchkiln.attest.roles import keys_for, role_named
+from torchkiln.attest.keys import NamedKey, keys_for, private_key, public_keys, role_named
 from torchkiln.cli.shared.options import EXISTING_FILE, FILE, gathered, suite_option
 from torchkiln.cli.shared.tables import paragraph
 from torchkiln.errors import ConfigError

@@ -22,9 +22,8 @@ from torchkiln.errors import ConfigError
 from torchkiln.util.places import MATRIX
 
 if TYPE_CHECKING:
-    from torchkiln.attest.roles import KeyInRole
-    from torchkiln.attest.signers import Signer
-    from torchkiln.attest.trust import Trust
+    from torchkiln.attest.keys import KeyInRole
+    from torchkiln.attest.signers import Signer, Trust
     from torchkiln.matrix.matrix import Matrix
     from torchkiln.matrix.policy import Policy
 
@@ -51,9 +50,8 @@ class Trusting:
 
     def trust(self, active: ActivePolicy) -> Trust:
         """The keys of the active policy, and the keys and the identity of the command line."""
-        from torchkiln.attest.roles import role_named
-        from torchkiln.attest.signers import SignerIdentity
-        from torchkiln.attest.trust import Trust
+        from torchkiln.attest.keys import SignerIdentity, role_named
+        from torchkiln.attest.signers import Trust
 
         signer = None
         if self.identity:
