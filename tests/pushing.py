@@ -14,8 +14,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.history import History
-from torchkiln.registry.push import Pushed, PushOptions, push
+from torchkiln.registry.push import History, Pushed, PushOptions, push
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.store.store import Store

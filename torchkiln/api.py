@@ -155,7 +155,7 @@ def build_project(
     from torchkiln.engine.build import BuildOptions
     from torchkiln.engine.environment import open_environment
     from torchkiln.engine.prerequisites import BaseSources
-    from torchkiln.matrix.named import cell_named
+    from torchkiln.matrix.tags import cell_named
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
     from torchkiln.projects.build import build_project as build_source

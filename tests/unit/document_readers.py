@@ -22,7 +22,7 @@ from torchkiln.attest.dsse import decode, sign
 from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin, provenance
 from torchkiln.attest.publication import publication, published_names, reason_of, retraction
-from torchkiln.attest.signers import bundled
+from torchkiln.attest.signers import Trust, bundled
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.base import archive, artefact, effects, keeping

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests import peak
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
+from tests.keys import P256
 from tests.published import Scene, a_built_publisher, a_copied_publisher
 from tests.publisher import Publisher
 from tests.reports import report
@@ -40,9 +41,8 @@ def test_a_bundle_with_one_change_has_the_signed_content(data: st.DataObject) ->
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
     )
-    found = answer(
-        lambda: Trust(keys=(KeyInRole(key=P256.public_key()),)).open(changed, BUNDLE_TYPE, where="x")
-    )
+    trust = Trust(keys=(KeyInRole(key=P256.public_key()),))
+    found = answer(lambda: trust.open(changed, BUNDLE_TYPE, where="x"))
     if found is not None and found.signers:
         assert found.statement == statement_of(report())
 

@@ -15,10 +15,9 @@ from torchkiln.cli import COMMANDS, torchkiln
 from torchkiln.cli.shared.image_names import NamedImage, locate, named_image, named_images, one_layout
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.named import cell_named, find_cell
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.tags import aliases_of, preferred_name, tag_of
+from torchkiln.matrix.tags import aliases_of, cell_named, find_cell, preferred_name, tag_of
 from torchkiln.oci.layout import Layout
 from torchkiln.util.places import ROOT
 

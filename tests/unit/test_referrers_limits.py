@@ -33,13 +33,13 @@ FOREIGN = "application/vnd.example.flood"
 def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The URLs of all requests that are sent during the test."""
     urls: list[str] = []
-    send = session.Exchange.send
+    send = session.Registry._send
 
-    def count(self: session.Exchange, request: HttpRequest) -> HttpResponse:
+    def count(self: session.Registry, request: HttpRequest) -> HttpResponse:
         urls.append(request.url)
         return send(self, request)
 
-    monkeypatch.setattr(session.Exchange, "send", count)
+    monkeypatch.setattr(session.Registry, "_send", count)
     return urls
 
 

@@ -21,8 +21,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.history import History
-from torchkiln.registry.push import BlobUploads, PushOptions
+from torchkiln.registry.push import BlobUploads, History, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry, Stopped
 from torchkiln.store.store import Store

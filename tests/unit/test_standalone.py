@@ -24,10 +24,9 @@ from torchkiln.locks.file import from_json, to_json
 from torchkiln.locks.lock import inputs_digest
 from torchkiln.matrix.explain import needs
 from torchkiln.matrix.matrix import load
-from torchkiln.matrix.named import cell_named
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
-from torchkiln.matrix.tags import aliases_of, parse_name, tag_of
+from torchkiln.matrix.tags import aliases_of, cell_named, parse_name, tag_of
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.operating_system import base_name, operating_system
 from torchkiln.model.plan import ArtefactLayer, WheelLayer

@@ -19,14 +19,15 @@ from torchkiln.matrix.explain import explain
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for, kept_archs, served_classes
 from torchkiln.matrix.kept_gpus import gpus_in, kept_gpus, suffix_of
 from torchkiln.matrix.matrix import load
-from torchkiln.matrix.named import cell_named, find_cell
 from torchkiln.matrix.pick import parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection, all_cells, select, with_thin
 from torchkiln.matrix.tags import (
     aliases_for,
     aliases_of,
+    cell_named,
     dated,
+    find_cell,
     misfit,
     names_of,
     parse_name,

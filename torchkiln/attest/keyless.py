@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import requests
 
 from torchkiln.attest.keys import SignerIdentity
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, annotations, certificate
+from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
@@ -63,7 +63,7 @@ class Keyless:
             with context.signer(_token()) as signer:
                 bundle = signer.sign_dsse(dsse.Statement(payload(statement)))
         data = bundle.to_json().encode()
-        return Artifact(kind=BUNDLE_TYPE, data=data, annotations=annotations(statement.kind))
+        return Artifact(kind=BUNDLE_TYPE, data=data, annotations=artifact_annotations(statement.kind))
 
     def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
         """Whether *data* is *statement*, signed by the same identity."""

@@ -71,7 +71,7 @@ class Unsigned:
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
     """The artifact for *envelope*, a statement of *kind*; *signer*: the fingerprint of its key."""
     data = sigstore_bundle.wrap(envelope, signer)
-    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=sigstore_bundle.annotations(kind))
+    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=sigstore_bundle.artifact_annotations(kind))
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:

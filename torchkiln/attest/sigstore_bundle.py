@@ -37,7 +37,7 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-def annotations(kind: str) -> tuple[tuple[str, str], ...]:
+def artifact_annotations(kind: str) -> tuple[tuple[str, str], ...]:
     """The annotations of an artifact with a bundle of a statement of *kind*, a predicate type."""
     return (("dev.sigstore.bundle.content", "dsse-envelope"), ("dev.sigstore.bundle.predicateType", kind))
 

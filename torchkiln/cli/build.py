@@ -324,8 +324,7 @@ def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[Blo
         yield None
         return
     from torchkiln.registry.connect import open_registry
-    from torchkiln.registry.history import History
-    from torchkiln.registry.push import BlobUploads, PushOptions
+    from torchkiln.registry.push import BlobUploads, History, PushOptions
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(to.ahead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import kept_gpus, pythons
+from torchkiln.matrix import kept_gpus
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.policy import CellPattern, Policy, policy_of
-from torchkiln.matrix.pythons import OsChoice
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
-from torchkiln.model.operating_system import SYSTEMS
+from torchkiln.model.operating_system import SYSTEMS, with_python
 from torchkiln.util import located_yaml
 from torchkiln.util.places import INSTALLED
 from torchkiln.util.schema import Path as SchemaPath
@@ -30,11 +29,23 @@ from torchkiln.util.versions import nearest, numbers
 _MAX_FAULTS = 50  # reported faults of each kind
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PYTHON = re.compile(r"3\.[0-9]{1,4}")
+_OLDEST = 10  # the oldest minor version of Python that torchkiln's byte-code compiler supports
+_URL = re.compile(r"https?://[^/?#\s]+/[^?#\s]+")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,240}\.(tar\.gz|tgz)")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
-_REMOVED = "this key was removed; a project adds packages to an image: see docs/projects.md"
 
 Prefer = Literal["default-index", "native"]
 Pair = tuple[str, str]  # torch, CUDA
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OsChoice:
+    """An operating system and its Python: the one that it ships, or a standalone build."""
+
+    name: str  # "debian12", "python312-debian12"
+    python: str  # "3.11"
+    standalone: PythonArchive | None = None
+    location: str = ""  # of the archive: a path relative to the matrix, or a URL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,11 +156,7 @@ def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
         file = located_yaml.parse(text, name=name)
     except ConfigError as error:
         raise ConfigError(error.message, hint=f"correct {name}") from None
-    faults: list[str] = []
-    if isinstance(file.data, dict) and "components" in file.data:  # of earlier versions
-        faults = [file.fault(("components",), _REMOVED)]
-        file = replace(file, data={key: value for key, value in file.data.items() if key != "components"})
-    faults += located_yaml.faults(file, shipped("matrix"))
+    faults = located_yaml.faults(file, shipped("matrix"))
     if isinstance(file.data, dict):
         found = islice(_semantic_faults(file.data, facts), _MAX_FAULTS)
         faults += [file.fault(path, text) for path, text in found]
@@ -166,7 +173,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         flavors=tuple(data["flavors"]),
         os=(
             *(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
-            *pythons.choices(data.get("pythons", ())),
+            *_choices(data.get("pythons", ())),
         ),
         packages=tuple(data["packages"]),
         gpus=kept_gpus.axis_of(data.get("gpus", ())),
@@ -204,7 +211,7 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
         if package in ("torch", "torchvision", "torchaudio"):
             yield ("packages", index), f"every image has the {package} of its cell; remove it here"
     yield from _python_faults(data.get("os"))
-    yield from pythons.faults(data.get("pythons"))
+    yield from _standalone_faults(data.get("pythons"))
     yield from kept_gpus.faults(data.get("gpus"), facts)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)
@@ -225,6 +232,63 @@ def _python_faults(systems: Any) -> Iterator[tuple[SchemaPath, str]]:
             and python != shipped_python
         ):
             yield ("os", name, "python"), f"{name} has Python {shipped_python}, not {python}"
+
+
+def _choices(data: Iterable[Mapping[str, str]]) -> Iterator[OsChoice]:
+    """The systems of *data*, which has no `faults`."""
+    for entry in data:
+        location = entry["archive"]
+        archive = PythonArchive(filename=_filename(location), sha256=entry["sha256"])
+        name = with_python(entry["os"], entry["python"])
+        yield OsChoice(name=name, python=entry["python"], standalone=archive, location=location)
+
+
+def _python_names(data: object) -> list[str]:
+    """The names of the systems in *data*, which may be invalid."""
+    return [with_python(os, python) for _, os, python in _entries(data)]
+
+
+def _standalone_faults(data: object) -> Iterator[tuple[SchemaPath, str]]:
+    """Faults that the schema cannot find, by path. Skips values that violate the schema."""
+    seen: set[str] = set()
+    for index, os, python in _entries(data):
+        at = ("pythons", index)
+        if os in SYSTEMS and python == SYSTEMS[os].python:
+            yield (*at, "python"), f"{os} has Python {python} already; remove this entry"
+        elif int(python.partition(".")[2]) < _OLDEST:
+            yield (*at, "python"), f"Python {python} is not supported; the oldest is 3.{_OLDEST}"
+        if (name := with_python(os, python)) in seen:
+            yield at, f"duplicate entry: Python {python} of {os}"
+        seen.add(name)
+    for index, entry in enumerate(data if isinstance(data, list) else ()):
+        location = entry.get("archive") if isinstance(entry, dict) else None
+        if isinstance(location, str) and (fault := _location_fault(location)):
+            yield ("pythons", index, "archive"), fault
+
+
+def _entries(data: object) -> Iterator[tuple[int, str, str]]:
+    """Index, os and python of each entry that has both."""
+    for index, entry in enumerate(data if isinstance(data, list) else ()):
+        values: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        os, python = values.get("os"), values.get("python")
+        if isinstance(os, str) and isinstance(python, str) and _PYTHON.fullmatch(python):
+            yield index, os, python
+
+
+def _location_fault(location: str) -> str:
+    """Why *location* cannot be the location of an archive; empty: it can be."""
+    if "://" in location and not _URL.fullmatch(location):
+        # The URL is not shown: it may contain a password or a token.
+        return "must be a path, or an http(s) URL without a query"
+    if not _FILE.fullmatch(_filename(location)):
+        return f"{shown(_filename(location))} is not the name of a .tar.gz file"
+    return ""
+
+
+def _filename(location: str) -> str:
+    name = location.rpartition("/")[2]
+    # GitHub writes the + in the names of such archives as %2B.
+    return re.sub(r"%2[bB]", "+", name) if "://" in location else name
 
 
 def _policy_faults(
@@ -265,7 +329,7 @@ def _cell_faults(
         "torch": [text for _, text in _versions(data, "torch")],
         "cuda": [text for _, text in _versions(data, "cuda")],
         "flavor": data.get("flavors"),
-        "os": [*_names(data.get("os")), *pythons.names(data.get("pythons"))],
+        "os": [*_names(data.get("os")), *_python_names(data.get("pythons"))],
     }
     for key, listed in lists.items():
         value = bound.get(key)

@@ -31,6 +31,15 @@ _ALL = 32 << 20  # bytes of all statements of one image; a publication has about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Retracted:
+    """A retraction: why and when the image was retracted, and whether a trusted signer says so."""
+
+    reason: str
+    when: str
+    signed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttachedStatements:
     """The statements attached to one image."""
 
@@ -42,14 +51,10 @@ class AttachedStatements:
     other_reports: tuple[OpenedStatement, ...] = ()  # accepted smoke reports of other images
 
     @property
-    def retractions(self) -> tuple[OpenedStatement, ...]:
+    def retractions(self) -> tuple[Retracted, ...]:
         """The accepted retractions, of every version of their format."""
-        return tuple(
-            opened
-            for kind, statements in self.by_kind.items()
-            if is_retraction(kind)
-            for opened in statements
-        )
+        found = (some for kind, some in self.by_kind.items() if is_retraction(kind))
+        return tuple(_retracted(opened) for statements in found for opened in statements)
 
     def names(self) -> frozenset[str]:
         """The names under which the image was published.
@@ -109,7 +114,7 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
             untrusted += 1
             other_role += opened.other_role
             if is_retraction(statement.kind) and len(untrusted_retractions) < _MAX_SHOWN:
-                untrusted_retractions.append(_reason(statement))
+                untrusted_retractions.append(_retracted(opened).reason[:200])
             continue
         by_kind[statement.kind] = (*by_kind.get(statement.kind, ()), opened)
     return AttachedStatements(
@@ -122,11 +127,12 @@ def attached(reading: RepositoryReader, image: Digest, trust: Trust) -> Attached
     )
 
 
-def _reason(statement: Statement) -> str:
+def _retracted(opened: OpenedStatement) -> Retracted:
     try:
-        return reason_of(statement, where="retraction")[0][:200]
-    except VerificationFailed:
-        return "?"
+        reason, when = reason_of(opened.statement, where="retraction")
+    except VerificationFailed as error:
+        reason, when = error.message, "?"
+    return Retracted(reason=reason.strip() or "no reason given", when=when, signed=bool(opened.signers))
 
 
 def reports_in(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import PUBLICATION, published_names, reason_of
-from torchkiln.attest.signers import OpenedStatement, Trust
+from torchkiln.attest.publication import PUBLICATION, published_names
+from torchkiln.attest.signers import Trust
 from torchkiln.errors import VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.matrix.tags import parse_name
@@ -107,7 +107,7 @@ def _entry(reading: RepositoryReader, found: Document, tags: list[str], trust: T
         gpus=tuple(dict.fromkeys(gpu for gpu in last.gpus if gpu)) if last else (),
         cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
-        retracted="; ".join(map(_reason, statements.retractions)),
+        retracted="; ".join(retraction.reason for retraction in statements.retractions),
         names=_names(statements, any(decision.names_signed for decision in decisions), faults),
         faults=tuple(faults),
         untrusted_retractions=statements.untrusted_retractions,
@@ -122,10 +122,3 @@ def _names(statements: AttachedStatements, signed: bool, faults: list[str]) -> f
         except VerificationFailed as error:
             faults.append(error.message)
     return found if signed or found else None
-
-
-def _reason(retraction: OpenedStatement) -> str:
-    try:
-        return reason_of(retraction.statement, where="retraction")[0].strip() or "no reason given"
-    except VerificationFailed as error:
-        return error.message

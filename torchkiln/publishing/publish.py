@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attest.publication import publication, reason_of
+from torchkiln.attest.publication import publication
 from torchkiln.attest.signers import FORMS, LIMIT, Signer, Trust, of_signed_report
 from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
@@ -23,8 +23,7 @@ from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publishing.attached import AttachedStatements, attached
 from torchkiln.publishing.names import ImageTags, demand_movable
-from torchkiln.registry.naming import put
-from torchkiln.registry.push import Pushed, PushOptions, push
+from torchkiln.registry.push import Pushed, PushOptions, push, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.referrers import attach, content, listing
@@ -182,18 +181,11 @@ def _demand_not_retracted(
     if cleared.override is not None:
         return
     for retraction in statements.retractions:
-        if not retraction.signers:
-            say(f"retraction ignored, not signed: {_reason(retraction.statement)}")
+        if not retraction.signed:
+            say(f"retraction ignored, not signed: {retraction.reason}")
             continue
         raise GateRefused(
             f"{cleared.result.tag} ({cleared.result.image[:19]}) was retracted",
-            missing=[("retraction", _reason(retraction.statement))],
+            missing=[("retraction", retraction.reason)],
             hint='build another image, or publish this one with --override "REASON"',
         )
-
-
-def _reason(retraction: Statement) -> str:
-    try:
-        return reason_of(retraction, where="retraction")[0]
-    except VerificationFailed as error:
-        return error.message

@@ -16,7 +16,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer_format import split_format
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
 from torchkiln.publishing.catalog import CatalogEntry, catalog
-from torchkiln.registry.naming import delete_tag, put
+from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.referrers import attach
 from torchkiln.util.versions import numbers

@@ -27,8 +27,7 @@ from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_same, names_of
 from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
 from torchkiln.registry.connect import open_registry
-from torchkiln.registry.history import History
-from torchkiln.registry.push import JOBS, PushOptions
+from torchkiln.registry.push import JOBS, History, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.bill import Bill

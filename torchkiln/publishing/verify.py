@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
-from torchkiln.attest.publication import reason_of
 from torchkiln.attest.signers import Trust
 from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
@@ -302,10 +301,6 @@ def _decision(statements: AttachedStatements) -> tuple[Decision | None, list[str
 
 def _of_retractions(statements: AttachedStatements) -> Iterator[Point]:
     for retraction in statements.retractions:
-        try:
-            reason, when = reason_of(retraction.statement, where="retraction")
-        except KilnError as error:
-            reason, when = error.message, "?"
-        yield Point("retraction", False, f"retracted at {when}: {reason}")
+        yield Point("retraction", False, f"retracted at {retraction.when}: {retraction.reason}")
     for reason in statements.untrusted_retractions:
         yield Point("retraction", True, f"ignored, not signed by a trusted key: {reason}")

@@ -1,4 +1,4 @@
-"""Pushes an image: blobs in parallel, then the manifest by its digest, tags last.
+"""Pushes an image: blobs in parallel, then the manifest by its digest, tags last. Deletes tags.
 
 In this order, a tag never refers to an incomplete image, even if the push is interrupted. `BlobUploads` takes
 blobs one by one, so that a build can upload layers before it ends.
@@ -6,6 +6,7 @@ blobs one by one, so that a build can upload layers before it ends.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -19,17 +20,49 @@ from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import LIMIT
-from torchkiln.oci.image import digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.body import REBUILD, FileBlob
 from torchkiln.registry.delivery import Delivered, Delivery, Outcome
-from torchkiln.registry.history import History
-from torchkiln.registry.naming import put
+from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.session import Registry
+from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 
 JOBS = 4
+_PUSHED = "pushed"
+_MOUNTS = 3  # maximum repositories per blob; a mount needs only one
+
+
+class History:
+    """Records in the cache to which repositories a blob was pushed, so that the next push can mount it.
+
+    A record is only a hint: a wrong one costs one request. Without a store nothing is recorded.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+
+    def sources(self, digest: Digest, target: Repository) -> tuple[str, ...]:
+        """The other repositories of *target*'s registry that have the blob, the latest first."""
+        found = self._store.record(_PUSHED, _record(digest, target.host)) if self._store else None
+        names = found.get("repositories") if found else None
+        if not isinstance(names, list):
+            return ()
+        return tuple(name for name in names if isinstance(name, str) and name != target.name)
+
+    def note(self, digest: Digest, target: Repository) -> None:
+        """Record that the blob is in *target*."""
+        if self._store is not None:
+            names = (target.name, *self.sources(digest, target))[:_MOUNTS]
+            record = {"registry": target.host, "blob": digest, "repositories": list(names)}
+            if self._store.record(_PUSHED, key := _record(digest, target.host)) != record:
+                self._store.put_record(_PUSHED, key, record)
+
+
+def _record(digest: Digest, host: str) -> str:
+    return hashlib.sha256(f"{host}\n{digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,3 +257,45 @@ class BlobUploads:
             put(self._registry, self._repository, manifest, name)
         except RegistryError as error:
             raise RegistryError(f"{error.message}; {done}", hint=error.hint) from error
+
+
+def put(
+    registry: Registry, repository: Repository, manifest: bytes, name: str, *, media_type: str = MANIFEST_TYPE
+) -> HttpResponse:
+    """Put *manifest* under *name*, its digest or a tag.
+
+    :raises RegistryError: the request failed, or the registry reports another digest.
+    """
+    what = f"manifest {name[:19]}" if name.startswith("sha256:") else f"tag {name}"
+    response = registry.request(
+        HttpRequest(
+            method="PUT",
+            url=f"/v2/{repository.name}/manifests/{name}",
+            what=what,
+            scopes=(f"repository:{repository.name}:pull,push",),
+            headers={"Content-Type": media_type},
+            body=manifest,
+        )
+    )
+    if response.status not in (200, 201, 202):
+        raise registry.http_error(what, response)
+    registry.check_digest(response, digest_of(manifest), what)
+    return response
+
+
+def delete_tag(registry: Registry, repository: Repository, tag: str) -> bool:
+    """Delete *tag*; returns False if the registry does not support that.
+
+    :raises RegistryError: access is denied, or the request failed.
+    """
+    response = registry.request(
+        HttpRequest(
+            method="DELETE",
+            url=f"/v2/{repository.name}/manifests/{tag}",
+            what=f"tag {tag}",
+            scopes=(f"repository:{repository.name}:pull,push,delete",),
+        )
+    )
+    if response.status in (401, 403):
+        raise registry.http_error(f"tag {tag}", response)
+    return response.status in (202, 200, 204, 404)

@@ -19,7 +19,7 @@ from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, diges
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.body import MemoryBlob
 from torchkiln.registry.delivery import Delivery
-from torchkiln.registry.naming import put
+from torchkiln.registry.push import put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry

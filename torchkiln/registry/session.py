@@ -66,7 +66,6 @@ class Registry:
         self._stopped = threading.Event()
         self._sleep = sleep or self._stopped.wait
         self._http = RegistrySession(network, local=is_local(host))
-        self._exchange = Exchange(self._http, host)
         self._received = 0  # bytes of documents
         self._authenticator = Authenticator(host, login, self._fetch, secure=secure)
 
@@ -214,7 +213,7 @@ class Registry:
         what = request.what
         self._check()
         try:
-            response = self._exchange.send(request)
+            response = self._exchange(request)
         except ValueError as error:  # some exceptions of the library requests are ValueErrors
             self._check()
             raise RegistryError(
@@ -235,6 +234,72 @@ class Registry:
         if response.status in AGAIN:
             raise Transient(self._authenticator.redact(response.error_text()), retry_after(response.headers))
         return response
+
+    def _exchange(self, request: HttpRequest) -> HttpResponse:
+        """The response; redirects of a GET or HEAD are followed.
+
+        A document that exceeds its limit is an error; the body of an error is truncated.
+
+        :raises RegistryError: an unsafe redirect; a document that is too long or compressed.
+        :raises OSError, HTTPError, RequestException, ValueError: errors of requests and urllib3.
+        """
+        body = request.body
+        if body is not None and not isinstance(body, bytes):
+            body = _Watched(body, lambda: self._http.deadlines.renew(_SILENCE))
+        seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
+        try:
+            with (
+                self._http.deadlines.limit(seconds),
+                self._http.request(
+                    request.method,
+                    request.url,
+                    headers=dict(request.headers),
+                    data=body,
+                    timeout=(_CONNECT, seconds),
+                    stream=True,
+                    allow_redirects=request.reads,
+                ) as response,
+            ):
+                return self._answer(request, response)
+        except requests.TooManyRedirects as error:
+            raise RegistryError(
+                f"{self.host}: {request.what}: redirect loop: more than {redirects.MAX_REDIRECTS} redirects",
+                hint=REGISTRY_AT_FAULT,
+            ) from error
+        except UnsafeRedirect as error:
+            raise unsafe_redirect(self.host, request.what, str(error)) from error
+
+    def _answer(self, request: HttpRequest, response: requests.Response) -> HttpResponse:
+        limit, what = request.limit, request.what
+        if request.into and response.status_code in (200, 206):
+            request.into(response.status_code, self._pieces(response, renewed=not request.quick))
+            return HttpResponse(
+                url=response.url, status=response.status_code, headers=response.headers, body=b""
+            )
+        good, body = response.status_code == 200, b""
+        if response.headers.get("Content-Encoding", "").strip().lower() in ("", "identity"):
+            body = b"".join(_bounded(response, limit + 1))
+        elif good and request.method != "HEAD":
+            raise self._invalid(what, "compressed, although the request forbids it")
+        if len(body) > limit and good:
+            raise self._invalid(what, f"longer than {limit} bytes")
+        return HttpResponse(
+            url=response.url, status=response.status_code, headers=response.headers, body=body[:limit]
+        )
+
+    def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
+        """The pieces of a body; if *renewed*, the time limit starts again with each piece."""
+        # Not `raw.stream`, which does not limit the length of a chunk's size line.
+        while piece := response.raw.read(_PIECE, decode_content=False):
+            if renewed:
+                self._http.deadlines.renew(_SILENCE)
+            yield piece
+
+    def _invalid(self, what: str, why: str) -> RegistryError:
+        return RegistryError(
+            f"{self.host}: {what}: the response is {why}",
+            hint=REGISTRY_AT_FAULT,
+        )
 
     def _tls(self, what: str, error: requests.exceptions.SSLError) -> RegistryError:
         if "WRONG_VERSION_NUMBER" in str(error):
@@ -265,79 +330,6 @@ class RegistrySession(LimitedSession):
         """For a redirect, remove the Authorization header as requests does; do not read netrc."""
         if self.should_strip_auth(response.request.url, prepared_request.url):  # type: ignore[no-untyped-call]
             prepared_request.headers.pop("Authorization", None)
-
-
-class Exchange:
-    """Sends requests; thread-safe."""
-
-    def __init__(self, session: RegistrySession, host: str) -> None:
-        self._session, self._deadlines, self._host = session, session.deadlines, host
-
-    def send(self, request: HttpRequest) -> HttpResponse:
-        """The response; redirects of a GET or HEAD are followed.
-
-        A document that exceeds its limit is an error; the body of an error is truncated.
-
-        :raises RegistryError: an unsafe redirect; a document that is too long or compressed.
-        :raises OSError, HTTPError, RequestException, ValueError: errors of requests and urllib3.
-        """
-        body = request.body
-        if body is not None and not isinstance(body, bytes):
-            body = _Watched(body, lambda: self._deadlines.renew(_SILENCE))
-        seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
-        try:
-            with (
-                self._deadlines.limit(seconds),
-                self._session.request(
-                    request.method,
-                    request.url,
-                    headers=dict(request.headers),
-                    data=body,
-                    timeout=(_CONNECT, seconds),
-                    stream=True,
-                    allow_redirects=request.reads,
-                ) as response,
-            ):
-                return self._answer(request, response)
-        except requests.TooManyRedirects as error:
-            raise RegistryError(
-                f"{self._host}: {request.what}: redirect loop: more than {redirects.MAX_REDIRECTS} redirects",
-                hint=REGISTRY_AT_FAULT,
-            ) from error
-        except UnsafeRedirect as error:
-            raise unsafe_redirect(self._host, request.what, str(error)) from error
-
-    def _answer(self, request: HttpRequest, response: requests.Response) -> HttpResponse:
-        limit, what = request.limit, request.what
-        if request.into and response.status_code in (200, 206):
-            request.into(response.status_code, self._pieces(response, renewed=not request.quick))
-            return HttpResponse(
-                url=response.url, status=response.status_code, headers=response.headers, body=b""
-            )
-        good, body = response.status_code == 200, b""
-        if response.headers.get("Content-Encoding", "").strip().lower() in ("", "identity"):
-            body = b"".join(_bounded(response, limit + 1))
-        elif good and request.method != "HEAD":
-            raise self._invalid(what, "compressed, although the request forbids it")
-        if len(body) > limit and good:
-            raise self._invalid(what, f"longer than {limit} bytes")
-        return HttpResponse(
-            url=response.url, status=response.status_code, headers=response.headers, body=body[:limit]
-        )
-
-    def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
-        """The pieces of a body; if *renewed*, the time limit starts again with each piece."""
-        # Not `raw.stream`, which does not limit the length of a chunk's size line.
-        while piece := response.raw.read(_PIECE, decode_content=False):
-            if renewed:
-                self._deadlines.renew(_SILENCE)
-            yield piece
-
-    def _invalid(self, what: str, why: str) -> RegistryError:
-        return RegistryError(
-            f"{self._host}: {what}: the response is {why}",
-            hint=REGISTRY_AT_FAULT,
-        )
 
 
 class _Watched:

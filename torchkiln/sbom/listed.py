@@ -71,8 +71,6 @@ class _Metadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Document:
-    bomFormat: Literal["CycloneDX"]
-    specVersion: Literal["1.6"]
     metadata: _Metadata
     components: _Components = ()
 
@@ -85,7 +83,11 @@ def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
     try:
         if len(document) > LIMIT:
             raise ValueError(f"longer than {LIMIT} bytes")
-        found = codec.typed(_Document, json_of(document))
+        content = json_of(document)
+        form = (content.get("bomFormat"), content.get("specVersion")) if isinstance(content, dict) else ()
+        if form != ("CycloneDX", "1.6"):
+            raise ValueError("not a CycloneDX 1.6 document")
+        found = codec.typed(_Document, content)
         image = found.metadata.component
         if image.type != "container":
             raise ValueError("metadata.component is not an image")

@@ -27,7 +27,7 @@ from torchkiln.oci.image import canonical_json, digest_of
 from torchkiln.registry.body import FileBlob, MemoryBlob
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.delivery import Delivery
-from torchkiln.registry.naming import delete_tag, put
+from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
 from torchkiln.registry.session import Registry

@@ -9,9 +9,8 @@ from pathlib import Path
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.targets import is_layout, split_target
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.matrix.named import find_cell
 from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.tags import parse_name, preferred_name, tag_of
+from torchkiln.matrix.tags import find_cell, parse_name, preferred_name, tag_of
 from torchkiln.model.layer_format import split_format
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.oci.owned import demand_own_layout

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.locks.folder import LockFolder
-from torchkiln.matrix.named import cell_named
+from torchkiln.matrix.tags import cell_named
 from torchkiln.model.cell import Cell
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import FILE, load_project

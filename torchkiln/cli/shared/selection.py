@@ -16,10 +16,9 @@ from torchkiln.matrix import cuda_redist, facts, matrix
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.named import cell_named
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection, select
-from torchkiln.matrix.tags import tag_of
+from torchkiln.matrix.tags import cell_named, tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 

@@ -16,8 +16,7 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_movable
 from torchkiln.registry.connect import open_registry
-from torchkiln.registry.history import History
-from torchkiln.registry.push import Pushed, PushOptions, push
+from torchkiln.registry.push import History, Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
 from torchkiln.registry.session import Registry
