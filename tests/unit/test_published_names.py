@@ -11,9 +11,7 @@ from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_
 from tests.reports import TAG
 from torchkiln.attest.publication import PUBLICATION, publication
 from torchkiln.attest.signers import ByKey
-from torchkiln.attest.statement import statement
 from torchkiln.errors import ConfigError
-from torchkiln.gate.clearance import CLEARANCE
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import misfit
@@ -128,7 +126,7 @@ def test_a_custom_name_is_signed_too(scene: Scene) -> None:
 
 
 def test_a_missing_statement_of_names(scene: Scene) -> None:
-    """The gate's decision says that a statement of names exists, so removing the statement is detected."""
+    """Each published image has a statement of its names, so removing the statement is detected."""
     scene.publish()
     scene.lose(PUBLICATION)
 
@@ -177,30 +175,6 @@ def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
     code, message = verify_name(scene, name)
     assert code == 12
     assert "another image's name" in message
-
-
-def older(scene: Scene) -> None:
-    """Publish as an earlier version did: without a signed statement of names."""
-    scene.publish()
-    decision = json.loads(json.dumps(_payload(scene, CLEARANCE)))
-    del decision["predicate"]["names"]
-    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, decision["predicate"]))
-    scene.lose(PUBLICATION)
-    scene.replace(CLEARANCE, artifact.data)
-
-
-def _payload(scene: Scene, kind: str) -> dict[str, object]:
-    import base64
-
-    return dict(json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"])))
-
-
-def test_names_of_older_images_are_checked_only_by_the_lock(scene: Scene) -> None:
-    """Nothing signed contains the date, so any date in the name is accepted."""
-    older(scene)
-    for tag, good in ((f"{TAG}-20261123", True), ("latest", True), ("v2.6", False), ("trial", False)):
-        moved(scene, tag)
-        assert verify_name(scene, tag)[0] == (0 if good else 12), tag
 
 
 def test_a_reference_by_digest_checks_no_name(scene: Scene) -> None:

@@ -155,7 +155,6 @@ class Decision:
     override: str | None
     missing: tuple[tuple[str, str], ...]
     gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: no GPU
-    names_signed: bool = False  # the image must have a statement of its names; older images have none
     locks: tuple[LockedCell, ...] = ()  # of earlier images whose reports count; unverified
 
 
@@ -186,6 +185,5 @@ def decision_of(statement: Statement, *, where: str) -> Decision:
         override=content["override"],
         missing=tuple((item["what"], item["why"]) for item in content["missing"]),
         gpus=tuple(report["gpus"] for report in content["reports"]),
-        names_signed="names" in content,
         locks=locks,
     )

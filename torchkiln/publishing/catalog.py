@@ -108,7 +108,7 @@ def _entry(reading: RepositoryReader, found: Document, tags: list[str], trust: T
         cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
         retracted="; ".join(retraction.reason for retraction in statements.retractions),
-        names=_names(statements, any(decision.names_signed for decision in decisions), faults),
+        names=_names(statements, bool(decisions), faults),
         faults=tuple(faults),
         untrusted_retractions=statements.untrusted_retractions,
     )

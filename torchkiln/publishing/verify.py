@@ -22,7 +22,7 @@ from torchkiln.gate.gpu_stack import earlier_images
 from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
-from torchkiln.matrix.tags import aliases_for, misfit, tag_of, undated
+from torchkiln.matrix.tags import misfit, tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.layer_format import tag_suffix
@@ -198,7 +198,6 @@ def _of_name(
         return Point("name", False, f"{tag} is another image's name: {why}")
     try:
         names = statements.names()
-        decisions = [decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)]
     except KilnError as error:
         return Point("name", False, error.message)
     if tag in names:
@@ -206,12 +205,7 @@ def _of_name(
     if names:
         text = f"it was published as {', '.join(sorted(names))}, not as {tag}: the tag was moved"
         return Point("name", False, text)
-    if any(decision.names_signed for decision in decisions):
-        return Point("name", False, f"the statement of its names is missing: no signature confirms {tag}")
-    if (undated(tag) or (tag, ""))[0] == own or tag in aliases_for(own, matrix):
-        return Point("name", True, f"{tag} matches its lock; it was published before names were signed")
-    text = f"{tag} is neither its tag nor an alias of it, and no signature confirms {tag}"
-    return Point("name", False, text)
+    return Point("name", False, f"the statement of its names is missing: no signature confirms {tag}")
 
 
 def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
