@@ -14,7 +14,7 @@ import pytest
 from tests.keys import ED, P256, UNKNOWN_KEY
 from tests.published import KIND, Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import OTHER, TAG
-from torchkiln.attest.dsse import fingerprint, pae, sign
+from torchkiln.attest.dsse import fingerprint, sign
 from torchkiln.attest.provenance import PROVENANCE, provenance
 from torchkiln.attest.signers import ByKey, bundled
 from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
@@ -80,7 +80,8 @@ def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> No
     """It is ignored even if the publisher signed it, so that a required statement is missing."""
     scene.publish()
     forged = FORMS[form](document(scene, kind))
-    scene.replace(kind, resealed(forged, kind=kind))
+    data = forged if isinstance(forged, bytes) else json.dumps(forged).encode()
+    scene.replace(kind, resealed(data, kind=kind))
 
     content = scene.refused()
     assert re.search("not signed by a trusted key|no trusted|not this image", content), content
