@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError, RegistryError
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.messages import HttpResponse
+from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.reference import (
     ImageReference,
     Repository,
@@ -115,12 +115,12 @@ class TokenServer:
         self.requests: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
         self.fields, self.status, self.now = token_fields, 200, 0.0
 
-    def __call__(
-        self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> HttpResponse:
-        self.requests.append((method, url, headers, data))
-        body = json.dumps({"token": f"t{len(self.requests)}", **self.fields}).encode()
-        return HttpResponse(url=url, status=self.status, headers={}, body=body)
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        body, url = request.body, request.url
+        assert body is None or isinstance(body, bytes)
+        self.requests.append((request.method, url, request.headers, body))
+        answer = json.dumps({"token": f"t{len(self.requests)}", **self.fields}).encode()
+        return HttpResponse(url=url, status=self.status, headers={}, body=answer)
 
     def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authenticator:
         """An authenticator that gets its tokens from this server."""

@@ -22,8 +22,8 @@ from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.registry.body import FileBlob, MemoryBlob, Remainder
-from torchkiln.registry.messages import HttpRequest, HttpResponse, Scopes
+from torchkiln.registry.body import Blob
+from torchkiln.registry.messages import Body, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
@@ -50,12 +50,10 @@ class Delivery:
     """Delivers blobs to one repository; thread-safe."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
-        self._registry, self._base = registry, f"/v2/{repository.name}/blobs"
-        self._scopes: Scopes = (f"repository:{repository.name}:pull,push",)
+        self.registry, self.base = registry, f"/v2/{repository.name}/blobs"
+        self.scopes: Scopes = (f"repository:{repository.name}:pull,push",)
 
-    def deliver(
-        self, blob: FileBlob | MemoryBlob, sources: tuple[str, ...], on_progress: Callable[[int], None]
-    ) -> Delivered:
+    def deliver(self, blob: Blob, sources: tuple[str, ...], on_progress: Callable[[int], None]) -> Delivered:
         """Mount or upload *blob*, unless the repository has it.
 
         :param sources: repositories of this registry that may have it.
@@ -74,40 +72,40 @@ class Delivery:
                 return Delivered(digest=blob.digest, size=blob.size, how="mounted", source=source)
             if place:
                 break  # the registry began an upload instead, which another mount request would leave unused
-        sent = Upload(self._registry, self._scopes, self._base, blob, place, self.is_there, on_progress).run()
+        sent = Upload(self, blob, place, on_progress).run()
         return Delivered(digest=blob.digest, size=blob.size, how="sent", sent=sent)
 
-    def is_there(self, blob: FileBlob | MemoryBlob) -> bool:
+    def is_there(self, blob: Blob) -> bool:
         """Whether the repository has *blob*, by its digest and size.
 
         :raises RegistryError: the request failed.
         """
-        address = f"{self._base}/{blob.digest}"
-        request = HttpRequest(method="HEAD", url=address, what=blob.what, scopes=self._scopes)
-        response = self._registry.request(request)
+        address = f"{self.base}/{blob.digest}"
+        request = HttpRequest(method="HEAD", url=address, what=blob.what, scopes=self.scopes)
+        response = self.registry.request(request)
         if response.status == 404:
             return False
         if response.status != 200:
-            raise self._registry.http_error(blob.what, response)
-        self._registry.check_digest(response, blob.digest, blob.what)
+            raise self.registry.http_error(blob.what, response)
+        self.registry.check_digest(response, blob.digest, blob.what)
         # Some registries omit the length; another length means that the blob is incomplete.
         length = response.headers.get("Content-Length", "")
         return not (length.isascii() and length.isdigit()) or int(length) in (0, blob.size)
 
-    def _mount(self, blob: FileBlob | MemoryBlob, source: str) -> tuple[bool, str | None]:
+    def _mount(self, blob: Blob, source: str) -> tuple[bool, str | None]:
         """Whether *blob* was mounted; if not, the URL of the upload that the registry began, or None."""
         query = urlencode({"mount": blob.digest, "from": source})
-        scopes, address = (*self._scopes, f"repository:{source}:pull"), f"{self._base}/uploads/?{query}"
+        scopes, address = (*self.scopes, f"repository:{source}:pull"), f"{self.base}/uploads/?{query}"
         try:
-            response = self._registry.request(
+            response = self.registry.request(
                 HttpRequest(method="POST", url=address, what=blob.what, scopes=scopes)
             )
         except RegistryError:  # no read access to *source*: upload instead
             return False, None
         if response.status == 201:
-            self._registry.check_digest(response, blob.digest, blob.what)
+            self.registry.check_digest(response, blob.digest, blob.what)
             return True, None
-        return False, self._registry.location(response, blob.what) if response.status == 202 else None
+        return False, self.registry.location(response, blob.what) if response.status == 202 else None
 
 
 class _Restart(Exception):
@@ -122,17 +120,11 @@ class Upload:
     """One upload. `place`: its current URL, or None to begin one."""
 
     def __init__(
-        self,
-        registry: Registry,
-        scopes: Scopes,
-        base: str,
-        blob: FileBlob | MemoryBlob,
-        place: str | None,
-        is_there: Callable[[FileBlob | MemoryBlob], bool],
-        on_progress: Callable[[int], None],
+        self, delivery: Delivery, blob: Blob, place: str | None, on_progress: Callable[[int], None]
     ) -> None:
-        self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
-        self._place, self.is_there, self._on_progress = place, is_there, on_progress
+        self._registry, self._scopes, self._base = delivery.registry, delivery.scopes, delivery.base
+        self._blob, self._place, self._on_progress = blob, place, on_progress
+        self._is_there = delivery.is_there
         self._have = 0  # bytes that the registry has
         self._reported = self._sent = self._restarts = 0
         self._failed = False  # whether to read the state of the upload before the next attempt
@@ -151,7 +143,7 @@ class Upload:
     def _attempt(self) -> None:
         if self._failed:
             self._failed = False
-            if self.is_there(self._blob):  # the upload was complete, only the response was lost
+            if self._is_there(self._blob):  # the upload was complete, only the response was lost
                 return
             self._read_state()
         try:
@@ -194,7 +186,7 @@ class Upload:
         assert self._place is not None
         blob, start = self._blob, self._have
         part = {"Content-Range": f"{start}-{blob.size - 1}"} if start else {}
-        rest = Remainder(blob.size - start, lambda: self._counted(start))
+        rest = Body(blob.size - start, lambda: self._counted(start))
         response = self._registry.request_once(
             replace(self._request("PATCH", self._place), headers={**_BYTES, **part}, body=rest)
         )

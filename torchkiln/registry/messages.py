@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torchkiln.util.strict_json import json_of
 
@@ -17,12 +16,18 @@ REGISTRY_AT_FAULT = (
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 
 
-class Body(Protocol):
-    """A body that is sent in pieces; it has a length, so that it is not sent chunked."""
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that is sent in pieces, perhaps several times; it has a length, so it is not sent chunked."""
 
-    def __len__(self) -> int: ...
+    size: int
+    pieces: Callable[[], Iterator[bytes]]
 
-    def __iter__(self) -> Iterator[bytes]: ...
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.pieces()
 
 
 #: Receives the status and the pieces of a body; with 206 they continue an earlier body.

@@ -22,7 +22,7 @@ from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.registry.body import REBUILD, FileBlob
+from torchkiln.registry.body import REBUILD, Blob
 from torchkiln.registry.delivery import Delivered, Delivery, Outcome
 from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.reference import Repository, parse_tag
@@ -179,7 +179,7 @@ class BlobUploads:
             )
         with self._guard:
             if digest not in self._under_way:
-                blob = FileBlob(digest=digest, path=path, size=found)
+                blob = Blob(digest=digest, source=path, size=found)
                 self._under_way[digest] = self._pool.submit(self._unless_failed, blob)
 
     def settle(self) -> tuple[Delivered, ...]:
@@ -220,7 +220,7 @@ class BlobUploads:
             seconds=time.monotonic() - self._began,
         )
 
-    def _unless_failed(self, blob: FileBlob) -> Delivered:
+    def _unless_failed(self, blob: Blob) -> Delivered:
         """Deliver the blob, unless another failed: the pool can start this call before it is shut down."""
         if self._error is not None:
             raise self._error
@@ -230,7 +230,7 @@ class BlobUploads:
             self._error = self._error or error
             raise
 
-    def _deliver(self, blob: FileBlob) -> Delivered:
+    def _deliver(self, blob: Blob) -> Delivered:
         observer, history = self._options.observer, self._options.history
         observer.begin("push", blob.digest, blob.size)
         known = history.sources(blob.digest, self._repository)

@@ -17,7 +17,7 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
-from torchkiln.registry.body import MemoryBlob
+from torchkiln.registry.body import document
 from torchkiln.registry.delivery import Delivery
 from torchkiln.registry.push import put
 from torchkiln.registry.reading import RepositoryReader
@@ -122,7 +122,7 @@ def attach(
     delivery = Delivery(registry, repository)
 
     def deliver(data: bytes) -> None:
-        delivery.deliver(MemoryBlob(digest=digest_of(data), data=data), (), lambda _: None)
+        delivery.deliver(document(data), (), lambda _: None)
 
     def push(artifact: Artifact) -> tuple[Digest, dict[str, Any] | None]:
         deliver(artifact.data)

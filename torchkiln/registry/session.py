@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.cookiejar
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -195,10 +196,7 @@ class Registry:
         if self._stopped.is_set():
             raise Stopped
 
-    def _fetch(
-        self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> HttpResponse:
-        request = HttpRequest(method=method, url=url, what="a token", headers=headers, body=data)
+    def _fetch(self, request: HttpRequest) -> HttpResponse:
         return self._retry(request.what, lambda: self._send(request), READS)
 
     def _retry(
@@ -245,7 +243,7 @@ class Registry:
         """
         body = request.body
         if body is not None and not isinstance(body, bytes):
-            body = _Watched(body, lambda: self._http.deadlines.renew(_SILENCE))
+            body = Body(body.size, partial(self._renewing, body.pieces))
         seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
         try:
             with (
@@ -295,6 +293,13 @@ class Registry:
                 self._http.deadlines.renew(_SILENCE)
             yield piece
 
+    def _renewing(self, pieces: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        """*pieces* of a body to send; the time limit starts again with each."""
+        for piece in pieces():
+            self._http.deadlines.renew(_SILENCE)
+            yield piece
+        self._http.deadlines.renew(_SILENCE)
+
     def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(
             f"{self.host}: {what}: the response is {why}",
@@ -330,22 +335,6 @@ class RegistrySession(LimitedSession):
         """For a redirect, remove the Authorization header as requests does; do not read netrc."""
         if self.should_strip_auth(response.request.url, prepared_request.url):  # type: ignore[no-untyped-call]
             prepared_request.headers.pop("Authorization", None)
-
-
-class _Watched:
-    """A body to send; the time limit starts again with each piece."""
-
-    def __init__(self, data: Body, renew: Callable[[], None]) -> None:
-        self._data, self._renew = data, renew
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._data:
-            self._renew()
-            yield piece
-        self._renew()
 
 
 def unsafe_redirect(host: str, what: str, why: str) -> RegistryError:

@@ -6,18 +6,18 @@ import base64
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
 from torchkiln.errors import RegistryError
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.messages import REGISTRY_AT_FAULT, HttpResponse, Scopes
+from torchkiln.registry.messages import REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import is_local
 from torchkiln.util.strict_json import json_of
 
+_TOKEN = "a token"  # its name in error messages
 _DEFAULT_LIFE = 60.0  # seconds that a token is valid if the response has no expires_in, by the specification
 _LONGEST = 32 << 10  # characters of a token, which is in the header of each request
 _USED_LIFE = 0.8  # share of a token's life after which it is not used for a new request
@@ -55,14 +55,6 @@ def _challenges(header: str) -> Iterator[Challenge]:
         yield Challenge(scheme=found["scheme"].lower(), parameters=parameters)
 
 
-class TokenRequest(Protocol):
-    """Sends one request with only the given headers, and repeats it if it fails."""
-
-    def __call__(
-        self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> HttpResponse: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Token:
     header: str
@@ -76,7 +68,7 @@ class Authenticator:
         self,
         host: str,
         login: Login | None,
-        fetch: TokenRequest,
+        fetch: Callable[[HttpRequest], HttpResponse],
         *,
         secure: bool,
         now: Callable[[], float] = time.monotonic,
@@ -160,13 +152,15 @@ class Authenticator:
                 "scope": " ".join(scopes),
                 "refresh_token": self._login.identity_token,
             }
-            kind = {"Content-Type": "application/x-www-form-urlencoded"}
-            response = self._fetch("POST", realm, headers=kind, data=urlencode(form).encode())
+            kind, body = {"Content-Type": "application/x-www-form-urlencoded"}, urlencode(form).encode()
+            request = HttpRequest(method="POST", url=realm, what=_TOKEN, headers=kind, body=body)
         else:
             named = [("service", service)] if service else []
             query = urlencode([*named, *(("scope", scope) for scope in scopes)])
             login = {"Authorization": _basic(self._login)} if self._login and self._login.user else {}
-            response = self._fetch("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", headers=login)
+            url = f"{realm}{'&' if '?' in realm else '?'}{query}"
+            request = HttpRequest(method="GET", url=url, what=_TOKEN, headers=login)
+        response = self._fetch(request)
         if response.status in (400, 401, 403):
             raise self.denied(
                 f"token for {' '.join(scopes) or 'no scope'} ({self.redact(response.error_text())})"

@@ -24,7 +24,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci import layout
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import canonical_json, digest_of
-from torchkiln.registry.body import FileBlob, MemoryBlob
+from torchkiln.registry.body import Blob, document
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.delivery import Delivery
 from torchkiln.registry.push import delete_tag, put
@@ -182,7 +182,7 @@ class RegistryVault:
             return self._registry
 
     def has(self, digest: Digest, size: int) -> bool:
-        blob = FileBlob(digest=digest, path=Path(), size=size)
+        blob = Blob(digest=digest, source=b"", size=size)
         if self._lost:  # each request to a registry that does not answer takes seconds
             raise self._lost
         try:
@@ -201,12 +201,12 @@ class RegistryVault:
         self._open().check()
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
-        blob = FileBlob(digest=digest, path=path, size=size)
+        blob = Blob(digest=digest, source=path, size=size)
         Delivery(self._open(), self._repository).deliver(blob, (), lambda _: None)
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
         registry = self._open()
-        blob = MemoryBlob(digest=digest_of(config), data=config)
+        blob = document(config)
         Delivery(registry, self._repository).deliver(blob, (), lambda _: None)
         put(registry, self._repository, manifest, tag)
 
