@@ -14,7 +14,7 @@ import pytest
 from tests.keys import ED, P256, UNKNOWN_KEY
 from tests.published import KIND, Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import OTHER, TAG
-from torchkiln.attest.dsse import fingerprint, sign
+from torchkiln.attest.dsse import fingerprint, pae, sign
 from torchkiln.attest.provenance import PROVENANCE, provenance
 from torchkiln.attest.signers import ByKey, bundled
 from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
@@ -194,38 +194,36 @@ def test_a_report_with_a_future_date(scene: Scene, when: str) -> None:
     assert f"ran at {when}, which is in the future" in scene.refused()
 
 
-def decided(scene: Scene, **change: Any) -> None:
-    """Replace the gate's decision by one with changed fields, signed by the publisher."""
+NO_SUITE = "sha256:" + "0" * 64
+FAILED = [{"what": "cuda", "why": "failed"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"override": "because"}, "published with --override: because"),
+        ({"override": None, "missing": FAILED}, "it clears an image although checks are missing"),
+        ({"override": "", "missing": FAILED}, "it clears an image although checks are missing"),
+        # the attached report was made by another suite than the decision states, so it does not count
+        ({"suite": NO_SUITE}, "was made by another suite"),
+        # a suite with fewer checks does not lower the policy
+        (
+            {"suite": NO_SUITE, "checks": [{"check": "import", "tier": 0}]},
+            "it requires the check nccl-all-reduce, which the suite does not have",
+        ),
+    ],
+)
+def test_a_signed_decision_that_clears_nothing(scene: Scene, change: dict[str, Any], fault: str) -> None:
+    scene.publish()
     fields = document(scene, CLEARANCE)["predicate"] | change
     scene.replace(CLEARANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, fields)).data)
 
-
-@pytest.mark.parametrize("override", [None, ""])
-def test_a_decision_that_clears_although_something_is_missing(scene: Scene, override: str | None) -> None:
-    scene.publish()
-    decided(scene, override=override, missing=[{"what": "cuda", "why": "failed"}])
-
-    assert "it clears an image although checks are missing" in scene.refused()
-
-
-def test_a_decision_that_names_a_suite_without_a_report_by_that_suite(scene: Scene) -> None:
-    """The attached report was made by a different suite than the decision states, so it does not count."""
-    scene.publish()
-    decided(scene, suite="sha256:" + "0" * 64)
-
-    assert "was made by another suite" in scene.refused()
-
-
-def test_a_suite_with_fewer_checks_does_not_lower_the_policy(scene: Scene) -> None:
-    scene.publish()
-    decided(scene, suite="sha256:" + "0" * 64, checks=[{"check": "import", "tier": 0}])
-
-    assert "it requires the check nccl-all-reduce, which the suite does not have" in scene.refused()
+    assert fault in scene.refused()
 
 
 def test_a_suite_in_the_decision_of_an_unknown_key(scene: Scene) -> None:
     scene.publish()
-    fields = document(scene, CLEARANCE)["predicate"] | {"suite": "sha256:" + "0" * 64, "checks": []}
+    fields = document(scene, CLEARANCE)["predicate"] | {"suite": NO_SUITE, "checks": []}
     artifact = ByKey(UNKNOWN_KEY).sign(statement(TAG, scene.image.manifest, CLEARANCE, fields))
     scene.beside(artifact.kind, artifact.data)
 

@@ -89,16 +89,6 @@ def test_a_tag_moved_to_the_image(scene: Scene) -> None:
         assert ("the tag was moved" if case in UNSIGNED else "another image's name") in message
 
 
-def test_the_message_has_the_tags_claims(scene: Scene) -> None:
-    scene.publish()
-    moved(scene, "2.6.0-cuda11.8-cudnn9-devel")
-
-    message = verify_name(scene, "2.6.0-cuda11.8-cudnn9-devel")[1]
-    assert (
-        "torch 2.6.0 instead of 2.7.1, CUDA 11.8 instead of 12.1, flavor devel instead of runtime" in message
-    )
-
-
 def test_a_dated_tag_moved_to_another_days_image(scene: Scene) -> None:
     """Both images are signed and valid, and are of the same cell."""
     scene.publish()

@@ -246,15 +246,27 @@ def _limits(torch: str, cuda: str, **more: str) -> dict[str, str]:
     return {limit.fact: limit_text(limit, FACTS) for limit in answer(torch, cuda, **more).limits}
 
 
-def test_no_compile_on_python_3_11_in_torch_2_0():
-    assert "traps.no-compile-on-3.11" in _limits("2.0.1", "11.7")
-    assert "traps.no-compile-on-3.11" not in _limits("2.0.1", "11.7", os="ubuntu22.04")
-    assert "traps.no-compile-on-3.11" not in _limits("2.1.2", "12.1")
+@pytest.mark.parametrize(
+    ("torch", "cuda", "os", "fact", "text"),
+    [
+        ("2.0.1", "11.7", "debian12", "traps.no-compile-on-3.11", ""),
+        ("2.0.1", "11.7", "ubuntu22.04", "traps.no-compile-on-3.11", None),
+        ("2.1.2", "12.1", "debian12", "traps.no-compile-on-3.11", None),
+        ("2.0.1", "11.7", "debian12", "rules.unserved", "9.0 (H100"),
+        ("2.7.1", "12.1", "debian12", "rules.unserved", "10.0 (B200)"),
+        ("2.8.0", "12.1", "debian12", "rules.young-gpu", "12.0 from 570"),
+        ("2.7.1", "12.1", "debian12", "rules.young-gpu", None),
+        ("2.7.1", "12.1", "debian12", "rules.minor-compat-ptx", ""),
+    ],
+)
+def test_the_limits_of_a_cell(torch: str, cuda: str, os: str, fact: str, text: str | None) -> None:
+    """The cell has the limit *fact* with *text* in its sentence; None: it does not have it."""
+    found = _limits(torch, cuda, os=os)
+    assert (fact in found) == (text is not None)
+    assert text is None or text in found[fact]
 
 
-def test_gpus_without_code_are_listed():
-    assert "9.0 (H100" in _limits("2.0.1", "11.7")["rules.unserved"]
-    assert "10.0 (B200)" in _limits("2.7.1", "12.1")["rules.unserved"]
+def test_a_gpu_with_code_is_not_listed():
     assert "9.0" not in _limits("2.7.1", "12.1")["rules.unserved"]
 
 
@@ -270,13 +282,7 @@ def test_ptx_is_shown_only_if_present():
     assert "rules.no-ptx" not in limits
 
 
-def test_blackwell_needs_its_own_driver():
-    assert "12.0 from 570" in _limits("2.8.0", "12.1")["rules.young-gpu"]
-    assert "rules.young-gpu" not in _limits("2.7.1", "12.1")
-
-
-def test_minor_compat_limits_are_only_on_minor_compat_cells():
-    assert "rules.minor-compat-ptx" in _limits("2.7.1", "12.1")
+def test_native_cells_have_no_limits_of_minor_compat():
     assert not any("minor-compat" in fact for fact in _limits("2.4.1", "12.1"))
 
 

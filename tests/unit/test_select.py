@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND, answer
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.matrix.matrix import Aliases, Bound
+from torchkiln.matrix.matrix import Aliases, Bound, Matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, all_cells, select
 from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
@@ -222,42 +222,39 @@ def _aliases(torch: str, cuda: str, *, matrix=MATRIX, **more: str) -> tuple[str,
     return aliases_of(answer(torch, cuda, matrix=matrix, **more), matrix, FACTS)
 
 
-def test_aliases_of_the_default_cell():
-    assert _aliases("2.7.1", "12.1") == ("2.7-cuda12.1-runtime", "v2.7")
+TWO_PATCHES = replace(WITHOUT_BEYOND, torch=("2.7.0", "2.7.1"))
+BOUND = Bound(torch="2.8.0", cuda=None, flavor=None, os=None, reason="fails")
+BOUNDED = replace(WITHOUT_BEYOND, bounds=(BOUND,))
 
 
-def test_latest_is_the_newest_torch():
-    assert _aliases("2.8.0", "12.1", matrix=WITHOUT_BEYOND) == ("2.8-cuda12.1-runtime", "v2.8", "latest")
-    assert _aliases("2.15.0", "13.2") == ("2.15-cuda13.2-runtime", "v2.15", "latest")
-    assert _aliases("2.11.0", "13.0") == ("2.11-cuda13.0-runtime", "v2.11")
-
-
-def test_an_extra_cell_moves_no_alias_of_another_minor():
-    assert _aliases("2.8.0", "12.1") == ("2.8-cuda12.1-runtime", "v2.8")
-    assert _aliases("2.10.0", "12.8") == ("2.10-cuda12.8-runtime", "v2.10")
+@pytest.mark.parametrize(
+    ("cell", "matrix", "aliases"),
+    [
+        (("2.7.1", "12.1"), MATRIX, ("2.7-cuda12.1-runtime", "v2.7")),
+        # latest is the newest torch
+        (("2.8.0", "12.1"), WITHOUT_BEYOND, ("2.8-cuda12.1-runtime", "v2.8", "latest")),
+        (("2.15.0", "13.2"), MATRIX, ("2.15-cuda13.2-runtime", "v2.15", "latest")),
+        (("2.11.0", "13.0"), MATRIX, ("2.11-cuda13.0-runtime", "v2.11")),
+        # an extra cell moves no alias of another minor
+        (("2.8.0", "12.1"), MATRIX, ("2.8-cuda12.1-runtime", "v2.8")),
+        (("2.10.0", "12.8"), MATRIX, ("2.10-cuda12.8-runtime", "v2.10")),
+        # torch 2.0.1 with CUDA 12.1 does not exist, so the alias of the newest CUDA is that of 11.8
+        (("2.0.1", "11.8"), MATRIX, ("2.0-cuda11.8-runtime", "v2.0")),
+        (("2.0.1", "11.7"), MATRIX, ("2.0-cuda11.7-runtime",)),
+        # an older patch has only its own tag
+        (("2.7.0", "12.1"), TWO_PATCHES, ()),
+        (("2.7.1", "12.1"), TWO_PATCHES, ("2.7-cuda12.1-runtime", "v2.7", "latest")),
+        # an alias moves to the next if a bound excludes the newest
+        (("2.7.1", "12.1"), BOUNDED, ("2.7-cuda12.1-runtime", "v2.7", "latest")),
+    ],
+)
+def test_aliases(cell: tuple[str, str], matrix: Matrix, aliases: tuple[str, ...]) -> None:
+    assert _aliases(*cell, matrix=matrix) == aliases
 
 
 def test_other_systems_and_flavors_have_no_short_alias():
     assert _aliases("2.8.0", "12.1", os="ubuntu22.04") == ("2.8-cuda12.1-runtime-ubuntu22.04",)
     assert _aliases("2.8.0", "12.1", flavor="devel") == ("2.8-cuda12.1-devel",)
-
-
-def test_an_unavailable_cuda_is_ignored_for_aliases():
-    """torch 2.0.1 with CUDA 12.1 does not exist, so the alias of the newest CUDA is that of 11.8."""
-    assert "v2.0" in _aliases("2.0.1", "11.8")
-    assert "v2.0" not in _aliases("2.0.1", "11.7")
-
-
-def test_an_older_patch_has_only_its_own_tag():
-    both = replace(WITHOUT_BEYOND, torch=("2.7.0", "2.7.1"))
-    assert _aliases("2.7.0", "12.1", matrix=both) == ()
-    assert _aliases("2.7.1", "12.1", matrix=both) == ("2.7-cuda12.1-runtime", "v2.7", "latest")
-
-
-def test_an_alias_moves_to_the_next_if_a_bound_excludes_the_newest():
-    bound = Bound(torch="2.8.0", cuda=None, flavor=None, os=None, reason="fails")
-    bounded = replace(WITHOUT_BEYOND, bounds=(bound,))
-    assert "latest" in _aliases("2.7.1", "12.1", matrix=bounded)
 
 
 def test_a_disabled_rule_makes_no_alias():

@@ -20,6 +20,7 @@ from torchkiln.attest import dsse
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault_of_secret
+from torchkiln.util.strict_json import open_plain
 
 _LIMIT = 4096  # bytes of the key's file
 _HINT = (
@@ -64,17 +65,14 @@ def _path(store: Store) -> Path:
 def _read(path: Path) -> Ed25519PrivateKey | None:
     """The key in the file *path*; None if the file does not exist."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_plain(path, follow=False) as file:
+            fault, data = fault_of_secret(os.fstat(file.fileno())), file.read(_LIMIT)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"this machine's key {path}: {error.strerror}", hint=_HINT) from error
-    try:
-        if fault := fault_of_secret(os.fstat(descriptor)):
-            raise ConfigError(f"this machine's key {path} is not used: {fault}", hint=_HINT)
-        data = os.read(descriptor, _LIMIT)
-    finally:
-        os.close(descriptor)
+    if fault:
+        raise ConfigError(f"this machine's key {path} is not used: {fault}", hint=_HINT)
     key = dsse.private_key(data, None, where=str(path))
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path}: not an Ed25519 key", hint=_HINT)

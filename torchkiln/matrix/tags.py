@@ -190,7 +190,7 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
         return None
     read = base.lower()  # "V2.7" would be mistaken for v2.7
     if _parsed(read) or own in (read, base):
-        return f"the image is {own}{_differing(read, own)}"
+        return f"the image is {own}"
     if base in aliases_for(own, matrix):
         return f"only {own} can have a date" if day else None
     if _LIKE.match(read):
@@ -208,31 +208,6 @@ def aliases_for(own: str, matrix: Matrix) -> tuple[str, ...]:
 
 def _parsed(tag: str) -> ParsedTag | None:
     return parse_name(split_format(tag)[0])
-
-
-def _differing(tag: str, own: str) -> str:
-    """The parts in which *tag* differs from *own*, for a message."""
-    a, b = _parsed(tag), _parsed(own)
-    if not a or not b:
-        return ""
-    parts = [
-        f"{name} {ours or 'none'} instead of {theirs or 'none'}"
-        for name, ours, theirs in (
-            ("torch", a.torch, b.torch),
-            ("CUDA", a.cuda, b.cuda),
-            ("flavor", a.flavor, b.flavor),
-            ("OS", a.os, b.os),
-            ("GPUs", ",".join(a.gpus) or "all", ",".join(b.gpus) or "all"),
-            ("libraries cut for own use", _yes(a.own_use), _yes(b.own_use)),
-            ("layers", split_format(tag)[1], split_format(own)[1]),
-        )
-        if ours != theirs
-    ]
-    return f": the tag says {', '.join(parts)}" if parts else ""
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:

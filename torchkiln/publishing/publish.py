@@ -26,7 +26,7 @@ from torchkiln.publishing.names import ImageTags, demand_movable
 from torchkiln.registry.push import Pushed, PushOptions, push, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.referrers import attach, content, listing
+from torchkiln.registry.referrers import attach, listing, payload_of
 from torchkiln.registry.session import Registry
 from torchkiln.smoke.attestation import PREDICATE, statement_of
 
@@ -154,10 +154,11 @@ def _find(
         if statement.kind not in referrer.annotations.values():
             continue
         try:
-            data, kind = content(reading, referrer, statement.image, FORMS, LIMIT)
+            payload = payload_of(reading, referrer, statement.image, FORMS)
+            data = reading.small(payload.digest, LIMIT)
         except VerificationFailed:  # damaged, or made by another tool
             continue
-        if signer.matches(statement, data, kind):
+        if signer.matches(statement, data, payload.media_type):
             return referrer.digest
     return None
 

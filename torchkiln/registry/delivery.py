@@ -5,6 +5,7 @@ POST ?mount=&from= ── 201: mounted
                    ── 202: not mounted, but an upload has begun
                        then it is sent
 
+A file is hashed while it is sent; the last piece of a damaged file is not sent.
 An upload resumes after a broken connection:
 
 POST ── 202 ─► PATCH ── 202 ─► PUT ?digest= ── 201: done
@@ -14,25 +15,76 @@ POST ── 202 ─► PATCH ── 202 ─► PUT ?digest= ── 201: done
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.registry.body import Blob
+from torchkiln.oci.image import digest_of
 from torchkiln.registry.messages import Body, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
+from torchkiln.util.strict_json import open_plain
 
 Outcome = Literal["there", "mounted", "sent"]
+REBUILD = "run: torchkiln cache verify --repair; then build the image again"
+_PIECE = 1 << 20
 _SMALL = 1 << 20  # bytes up to which a blob is sent in one request with its digest
 _RESTARTS = 2  # of an upload after an unexpected status
 _BYTES = {"Content-Type": "application/octet-stream"}
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blob:
+    """A blob to upload: a file, or a small document in memory."""
+
+    digest: Digest
+    size: int
+    source: Path | bytes = field(repr=False)
+
+    @property
+    def what(self) -> str:
+        """The name of the blob in error messages."""
+        return f"blob {self.digest[:19]}"
+
+    def pieces(self, start: int) -> Iterator[bytes]:
+        """The blob from *start* on; the last piece of a file only after the hash of the whole was checked.
+
+        :raises VerificationFailed: size or digest of the file do not match.
+        """
+        if isinstance(self.source, bytes):
+            yield self.source[start:]
+            return
+        digest, at, held = hashlib.sha256(), 0, b""
+        try:
+            with open_plain(self.source, follow=False) as file:
+                while piece := file.read(min(_PIECE, start - at) if at < start else _PIECE):
+                    digest.update(piece)
+                    at += len(piece)
+                    if at > start:
+                        if held:
+                            yield held
+                        held = piece
+        except OSError as error:
+            raise VerificationFailed(f"{self.source}: {error.strerror}", hint=REBUILD) from error
+        if at != self.size or f"sha256:{digest.hexdigest()}" != self.digest:
+            raise VerificationFailed(
+                f"{self.source}: checksum mismatch; the upload was not completed", hint=REBUILD
+            )
+        if held:
+            yield held
+
+
+def document(data: bytes) -> Blob:
+    """The blob of a small document."""
+    return Blob(digest=digest_of(data), size=len(data), source=data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

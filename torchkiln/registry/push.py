@@ -22,8 +22,7 @@ from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.registry.body import REBUILD, Blob
-from torchkiln.registry.delivery import Delivered, Delivery, Outcome
+from torchkiln.registry.delivery import REBUILD, Blob, Delivered, Delivery, Outcome
 from torchkiln.registry.messages import HttpRequest, HttpResponse
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.session import Registry

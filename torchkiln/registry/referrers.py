@@ -17,8 +17,7 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
-from torchkiln.registry.body import document
-from torchkiln.registry.delivery import Delivery
+from torchkiln.registry.delivery import Delivery, document
 from torchkiln.registry.push import put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
@@ -195,15 +194,3 @@ def payload_of(
     if layer["mediaType"] not in types:
         raise UnknownFormat(f"{name}: unsupported media type {layer['mediaType'][:80]!r}")
     return Payload(digest=parse_digest(layer["digest"]), size=layer["size"], media_type=layer["mediaType"])
-
-
-def content(
-    reading: RepositoryReader, referrer: Referrer, subject: Digest, types: Collection[str], limit: int
-) -> tuple[bytes, str]:
-    """Download the document that `payload_of` finds; returns its bytes and its media type.
-
-    :raises UnknownFormat: as `payload_of`.
-    :raises VerificationFailed: as `payload_of`; or the document is longer than *limit* bytes, or damaged.
-    """
-    payload = payload_of(reading, referrer, subject, types)
-    return reading.small(payload.digest, limit), payload.media_type

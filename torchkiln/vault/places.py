@@ -24,9 +24,8 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci import layout
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import canonical_json, digest_of
-from torchkiln.registry.body import Blob, document
 from torchkiln.registry.connect import open_registry
-from torchkiln.registry.delivery import Delivery
+from torchkiln.registry.delivery import Blob, Delivery, document
 from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
