@@ -38,14 +38,6 @@ def test_a_job_without_the_permission(scene: Job, name: str) -> None:
     assert "id-token: write" in error.hint
 
 
-def test_outside_a_job(scene: Job) -> None:
-    scene.become(GITHUB_ACTIONS=None)
-    error = refused(scene, 2)
-
-    assert error.message == ("--keyless requires a CI job with an OpenID identity: no credentials found")
-    assert scene.sigstore.requests == []
-
-
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
@@ -206,13 +198,6 @@ def test_without_the_sigstore_library(scene: Job) -> None:
         "keyless signing requires the package sigstore",
         "install it: pip install 'torchkiln[keyless]'",
     )
-
-
-def test_both_a_key_and_keyless(scene: Job) -> None:
-    done = scene.publisher.publish(scene.target, "--keyless", "--report", scene.report)
-
-    assert getattr(done.exception, "exit_code", None) == 2
-    assert "--key cannot be used with --keyless" in str(done.exception)
 
 
 def test_the_message_of_an_error_or_of_its_cause() -> None:

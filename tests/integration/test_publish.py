@@ -114,16 +114,6 @@ def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, 
     assert publisher.run(*where).exit_code == 0
 
 
-def test_an_invalid_date(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """`publish` refuses an invalid date, because `withdraw` would treat the tag as a moving tag."""
-    report = publisher.signed(publisher.report(publisher.build()))
-    refused = publisher.publish(f"{registry.host}/{name}", "--report", report, "--dated", "v1")
-
-    assert isinstance(refused.exception, ConfigError)
-    assert "'v1' is not a valid date" in refused.exception.message
-    assert registry.tags(name) == []
-
-
 def test_a_failing_cell_does_not_stop_the_others(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
@@ -266,20 +256,6 @@ def test_without_a_good_image(registry: RunningRegistry, publisher: Publisher, n
         assert "still tagged, although retracted" in done.exception.message
         assert done.stdout == f"{second.manifest}\n"
     assert listed(publisher, repository)[second.manifest]["retracted"] == "a secret in it"
-
-
-def test_user_errors(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    repository = f"{registry.host}/{name}"
-    released(publisher, repository, "1", "20261120")
-
-    for words, bundle_json in (
-        ((f"{repository}:v9", "--reason", "x"), "v9: manifest unknown"),
-        ((repository, "--reason", "x"), "no tag and no digest"),
-        ((f"{repository}:v2.7", "--reason", " "), "withdraw requires a reason"),
-    ):
-        done = publisher.run("withdraw", *words)
-        assert getattr(done.exception, "exit_code", None) == 2, done.exception
-        assert bundle_json in str(done.exception)
     assert listed(publisher, f"{registry.host}/team/never-pushed") == {}
 
 

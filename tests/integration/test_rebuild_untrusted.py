@@ -155,15 +155,6 @@ def test_its_byte_code_is_not_used_by_later_builds(scene: Scene) -> None:
     assert again.manifest == scene.image.manifest
 
 
-def test_without_a_key_nothing_is_built(scene: Scene) -> None:
-    """The error comes before any request, because no registry runs. `--untrusted` alone is an error, too."""
-    done = scene.publisher.run("verify", "127.0.0.1:9/team/app:v1", "--rebuild")
-    assert output_of(done, 2).startswith(
-        "--rebuild runs Python from the image, and no trusted key or identity"
-    )
-    assert "--untrusted requires --rebuild" in output_of(scene.verify("--untrusted"), 2)
-
-
 def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
     """The image is not rebuilt if another check has failed, with and without `--untrusted`."""
     unknown_key = scene.publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")

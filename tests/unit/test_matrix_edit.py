@@ -17,7 +17,7 @@ def put(text: str, version: str, key: str = "torch") -> str:
     return with_version(text, key, version, name="matrix.yaml")
 
 
-def test_our_matrix_gets_one_line_after_the_newest_older_release() -> None:
+def test_our_matrix_gets_one_line() -> None:
     text = put(put(OURS_EDIT, "2.9.0"), "12.8", "cuda")
 
     assert text.replace('  - "2.9.0"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS_EDIT
@@ -31,18 +31,13 @@ def test_our_matrix_gets_one_line_after_the_newest_older_release() -> None:
         ('torch:\n  - "2.8.0"\n', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
         ('torch:\n  - "2.8.0"', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
         ('torch:\n- "2.8.0"  # kept\n\n# x\n', 'torch:\n- "2.8.0"  # kept\n- "2.9.1"\n\n# x\n'),
-        ('torch:\n  - "2.10.0"\n', 'torch:\n  - "2.9.1"\n  - "2.10.0"\n'),
-        (
-            'torch:\n  - "2.8.0"\n  # of the next\n  - "2.10.0"\n',
-            'torch:\n  - "2.8.0"\n  - "2.9.1"\n  # of the next\n  - "2.10.0"\n',
-        ),
+        ('torch:\n  - "2.10.0"\n  # x\n', 'torch:\n  - "2.10.0"\n  - "2.9.1"\n  # x\n'),
         ('torch:\n  -   "2.8.0"\n', 'torch:\n  -   "2.8.0"\n  -   "2.9.1"\n'),
         ('torch:\n  - "2.8.0"\r\n', 'torch:\n  - "2.8.0"\r\n  - "2.9.1"\r\n'),
         ('# ä €\ntorch:\n  - "2.8.0"\n', '# ä €\ntorch:\n  - "2.8.0"\n  - "2.9.1"\n'),
         ('torch: ["2.8.0"]\n', 'torch: ["2.8.0", "2.9.1"]\n'),
-        ('torch: ["2.10.0"]  # c\n', 'torch: ["2.9.1", "2.10.0"]  # c\n'),
-        ('torch: [\n  "2.8.0",\n  "2.10.0",\n]\n', 'torch: [\n  "2.8.0", "2.9.1",\n  "2.10.0",\n]\n'),
-        ('torch:\n  - "2.10.0"\n  - "2.8.0"\n', 'torch:\n  - "2.10.0"\n  - "2.8.0"\n  - "2.9.1"\n'),
+        ('torch: ["2.10.0"]  # c\n', 'torch: ["2.10.0", "2.9.1"]  # c\n'),
+        ('torch: [\n  "2.8.0",\n  "2.10.0",\n]\n', 'torch: [\n  "2.8.0",\n  "2.10.0", "2.9.1",\n]\n'),
     ],
 )
 def test_a_line_has_the_format_of_its_neighbours(before: str, after: str) -> None:
@@ -73,7 +68,7 @@ PAIR = '{torch: "2.9.1", cuda: "12.8"}'
         ),
         (
             'beyond:\n- {cuda: "13.0", torch: "2.11.0"}  # kept\n',
-            f'beyond:\n- {PAIR}\n- {{cuda: "13.0", torch: "2.11.0"}}  # kept\n',
+            f'beyond:\n- {{cuda: "13.0", torch: "2.11.0"}}  # kept\n- {PAIR}\n',
         ),
         (
             'beyond: [{torch: "2.8.0", cuda: "12.8"}]\n',
@@ -81,7 +76,7 @@ PAIR = '{torch: "2.9.1", cuda: "12.8"}'
         ),
     ],
 )
-def test_an_extra_cell_follows_those_of_an_older_torch(before: str, after: str) -> None:
+def test_an_extra_cell_is_the_last(before: str, after: str) -> None:
     assert with_pair(before, "2.9.1", "12.8", name="matrix.yaml") == after
     assert {"torch": "2.9.1", "cuda": "12.8"} in yaml.safe_load(after)["beyond"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -212,19 +211,10 @@ def test_the_image_is_rebuilt(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ref", "code", "result"),
-    [
-        ("{host}/team/app:v9", 2, "v9: manifest unknown"),
-        ("{host}/team/none", 2, "latest: manifest unknown"),
-        ("127.0.0.1:9/team/app:v1", 9, "connection refused"),
-        ("no-such-folder", 2, "no such directory, and not a registry reference"),
-    ],
+    ("ref", "result"), [("app:v9", "v9: manifest unknown"), ("none", "latest: manifest unknown")]
 )
-def test_user_errors(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, code: int, result: str
-) -> None:
-    monkeypatch.chdir(tmp_path)  # `verify` looks for images in dist/, which is missing here
-    done = scene.publisher.run("verify", ref.format(host=scene.server.host))
+def test_an_unknown_image(scene: Scene, ref: str, result: str) -> None:
+    done = scene.publisher.run("verify", f"{scene.server.host}/team/{ref}")
 
-    assert getattr(done.exception, "exit_code", None) == code, done.exception
+    assert getattr(done.exception, "exit_code", None) == 2, done.exception
     assert result in str(done.exception)

@@ -24,7 +24,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import cuda_of
 from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.util.versions import DOTTED, minor_of, nearest, numbers
+from torchkiln.util.versions import DOTTED, minor_of, nearest
 
 TODO = "TODO"  # in the place of a fact that the index lacks; the schema of the facts refuses it
 _READ_FROM = ("cp311", "cp310", "cp312")  # read METADATA from these; it is the same in all
@@ -298,16 +298,16 @@ def _after(python: str) -> str:
 
 
 def with_version(text: str, key: str, version: str, *, name: str) -> str:
-    """The valid matrix *text* with *version* in the list *key*, after the newest older version.
+    """The valid matrix *text* with *version* at the end of the list *key*; a matrix needs no order.
 
     :param name: of the file, for messages.
     :raises ConfigError: the layout of the list is not supported.
     """
-    return _with(text, key, version, f'"{version}"', name)
+    return _with(text, key, f'"{version}"', name)
 
 
 def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
-    """The valid matrix *text* with a pair in `beyond`, after those of an older torch.
+    """The valid matrix *text* with a pair at the end of `beyond`.
 
     :raises ConfigError: the layout of the list is not supported.
     """
@@ -315,38 +315,24 @@ def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
     if _list(text, "beyond") is None:
         end = "\r\n" if "\r\n" in text else "\n"
         return f"{text.rstrip()}{end}{end}beyond:{end}  - {item}{end}"
-    return _with(text, "beyond", torch, item, name)
+    return _with(text, "beyond", item, name)
 
 
-def _with(text: str, key: str, version: str, item: str, name: str) -> str:
-    """*text* with *item*, which has *version*, in the list *key*."""
+def _with(text: str, key: str, item: str, name: str) -> str:
+    """*text* with *item* at the end of the list *key*, in the layout of the item before it."""
     node = _list(text, key)
-    items = [(entry, number) for entry in node.value if (number := _version(entry))] if node else []
-    if node is None or not items:
+    if node is None or not node.value:
         raise _unsupported(name, key, item)
-    older = [(numbers(number), entry) for entry, number in items if numbers(number) < numbers(version)]
-    beside = max(older, key=lambda pair: pair[0])[1] if older else items[0][0]
-    begin, end = beside.start_mark.index, beside.end_mark.index
+    begin, end = node.value[-1].start_mark.index, node.value[-1].end_mark.index
     if node.flow_style:
-        return f"{text[:end]}, {item}{text[end:]}" if older else f"{text[:begin]}{item}, {text[begin:]}"
-    line = text.rfind("\n", 0, begin) + 1
-    lead = text[line:begin]
+        return f"{text[:end]}, {item}{text[end:]}"
+    lead = text[text.rfind("\n", 0, begin) + 1 : begin]
     if not re.fullmatch(r"[ \t]*-[ \t]+", lead) or "\n" in text[begin:end]:
         raise _unsupported(name, key, item)
     new = f"{lead}{item}" + ("\r\n" if "\r\n" in text else "\n")
-    if not older:
-        return text[:line] + new + text[line:]
     if (after := text.find("\n", end) + 1) == 0:  # the last line has no newline
         return f"{text}\n{new}"
     return text[:after] + new + text[after:]
-
-
-def _version(item: yaml.Node) -> str | None:
-    """The version in *item*, a version or a pair with a torch version; None: neither."""
-    if isinstance(item, yaml.MappingNode):
-        item = next((value for key, value in item.value if key.value == "torch"), item)
-    found = item.value if isinstance(item, yaml.ScalarNode) else ""
-    return found if DOTTED.fullmatch(found) else None
 
 
 def _list(text: str, key: str) -> yaml.SequenceNode | None:
