@@ -7,14 +7,14 @@ import yaml
 
 from tests.planned import FACTS, ROOT
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.add_release import with_pair, with_version
+from torchkiln.matrix.add_release import with_item
 from torchkiln.matrix.matrix import load
 
 OURS_EDIT = (ROOT / "matrix.yaml").read_text()
 
 
 def put(text: str, version: str, key: str = "torch") -> str:
-    return with_version(text, key, version, name="matrix.yaml")
+    return with_item(text, key, f'"{version}"', name="matrix.yaml")
 
 
 def test_our_matrix_gets_one_line() -> None:
@@ -77,13 +77,13 @@ PAIR = '{torch: "2.9.1", cuda: "12.8"}'
     ],
 )
 def test_an_extra_cell_is_the_last(before: str, after: str) -> None:
-    assert with_pair(before, "2.9.1", "12.8", name="matrix.yaml") == after
+    assert with_item(before, "beyond", PAIR, name="matrix.yaml") == after
     assert {"torch": "2.9.1", "cuda": "12.8"} in yaml.safe_load(after)["beyond"]
 
 
 @pytest.mark.parametrize("text", ["beyond: []\n", 'beyond:\n  - torch: "2.8.0"\n    cuda: "12.8"\n'])
 def test_extra_cells_in_an_unsupported_format_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot insert a line into the list beyond") as caught:
-        with_pair(text, "2.9.1", "12.8", name="matrix.yaml")
+        with_item(text, "beyond", PAIR, name="matrix.yaml")
 
     assert PAIR in caught.value.hint

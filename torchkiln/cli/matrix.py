@@ -19,7 +19,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts
 from torchkiln.matrix import matrix as matrix_of
-from torchkiln.matrix.add_release import TODO, Proposal, look_up, with_pair, with_version
+from torchkiln.matrix.add_release import TODO, Proposal, look_up, with_item
 from torchkiln.matrix.facts import EXTENSION, Facts
 from torchkiln.matrix.matrix import load
 from torchkiln.util import located_yaml
@@ -72,15 +72,16 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
     release = look_up(version, offered or open_offered(os.environ, open_cache()))
     # A release for a CUDA version that the matrix lacks is one cell: other releases have no wheel for it.
     beyond, new = release.cuda not in grid.cuda, _new_facts(release, known)
-    line = f'{{torch: "{version}", cuda: "{release.cuda}"}}' if beyond else f'"{version}"'
-    click.echo(f"# matrix.yaml, under {'beyond' if beyond else 'torch'}:\n  - {line}")
+    pair = f'{{torch: "{version}", cuda: "{release.cuda}"}}'
+    key, item = ("beyond", pair) if beyond else ("torch", f'"{version}"')
+    click.echo(f"# matrix.yaml, under {key}:\n  - {item}")
     if new:
         notes = "".join(f"# {note}\n" for note in release.notes)
         click.echo(f"# {EXTENSION}, beside it:\n{notes}{_yaml(new)}", nl=False)
     if not (write or build or smoke):
         click.echo(f"matrix: nothing was written; --write writes the lines into {matrix_file}", err=True)
         return
-    _write(matrix_file, release, new, beyond=beyond)
+    _write(matrix_file, release, new, key, item)
     if build or smoke:
         _make(version, release.cuda, matrix_file, smoke=smoke)
 
@@ -112,8 +113,8 @@ def _yaml(data: Any) -> str:
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
 
 
-def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], *, beyond: bool) -> None:
-    """Write the line into the matrix, and *new* into facts.yaml beside it.
+def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], key: str, item: str) -> None:
+    """Write *item* into the list *key* of the matrix, and *new* into facts.yaml beside it.
 
     :raises ConfigError: a fact has no value yet, or no place for the line is found.
     """
@@ -123,11 +124,7 @@ def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], *, beyond:
             f"the index does not have all facts of torch {release.version}; nothing was written",
             hint=f"put the lines above into {beside}, replace each TODO by its value, and run this again",
         )
-    text = text_of(read_file(matrix_file, _LIMIT))
-    if beyond:
-        text = with_pair(text, release.version, release.cuda, name=name)
-    else:
-        text = with_version(text, "torch", release.version, name=name)
+    text = with_item(text_of(read_file(matrix_file, _LIMIT)), key, item, name=name)
     before = read_file(beside, _LIMIT) if beside.exists() else b""
     merged: dict[str, Any] = located_yaml.parse(text_of(before), name=str(beside)).data if before else {}
     for key, entries in new.items():

@@ -297,30 +297,18 @@ def _after(python: str) -> str:
     return f"{major}.{int(minor) + 1}"
 
 
-def with_version(text: str, key: str, version: str, *, name: str) -> str:
-    """The valid matrix *text* with *version* at the end of the list *key*; a matrix needs no order.
+def with_item(text: str, key: str, item: str, *, name: str) -> str:
+    """The valid matrix *text* with *item* at the end of the list *key*, in the layout of the item before it.
 
+    The list `beyond` is added if there is none.
+
+    :param item: YAML in one line.
     :param name: of the file, for messages.
     :raises ConfigError: the layout of the list is not supported.
     """
-    return _with(text, key, f'"{version}"', name)
-
-
-def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
-    """The valid matrix *text* with a pair at the end of `beyond`.
-
-    :raises ConfigError: the layout of the list is not supported.
-    """
-    item = f'{{torch: "{torch}", cuda: "{cuda}"}}'
-    if _list(text, "beyond") is None:
-        end = "\r\n" if "\r\n" in text else "\n"
-        return f"{text.rstrip()}{end}{end}beyond:{end}  - {item}{end}"
-    return _with(text, "beyond", item, name)
-
-
-def _with(text: str, key: str, item: str, name: str) -> str:
-    """*text* with *item* at the end of the list *key*, in the layout of the item before it."""
-    node = _list(text, key)
+    node, new_line = _list(text, key), "\r\n" if "\r\n" in text else "\n"
+    if node is None and key == "beyond":
+        return f"{text.rstrip()}{new_line}{new_line}beyond:{new_line}  - {item}{new_line}"
     if node is None or not node.value:
         raise _unsupported(name, key, item)
     begin, end = node.value[-1].start_mark.index, node.value[-1].end_mark.index
@@ -329,7 +317,7 @@ def _with(text: str, key: str, item: str, name: str) -> str:
     lead = text[text.rfind("\n", 0, begin) + 1 : begin]
     if not re.fullmatch(r"[ \t]*-[ \t]+", lead) or "\n" in text[begin:end]:
         raise _unsupported(name, key, item)
-    new = f"{lead}{item}" + ("\r\n" if "\r\n" in text else "\n")
+    new = f"{lead}{item}{new_line}"
     if (after := text.find("\n", end) + 1) == 0:  # the last line has no newline
         return f"{text}\n{new}"
     return text[:after] + new + text[after:]
