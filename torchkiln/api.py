@@ -219,7 +219,7 @@ def publish(
     from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
     from torchkiln.projects.kind import KINDS
-    from torchkiln.publishing.session import PublishSession, PublishTarget, SilentPublishListener
+    from torchkiln.publishing.session import PublishListener, PublishSession, PublishTarget
     from torchkiln.registry.reference import parse_repository
     from torchkiln.smoke.history import KeptRuns
     from torchkiln.smoke.suite import load_suite
@@ -247,7 +247,7 @@ def publish(
         inputs=inputs,
         signer=ByKey(private_key(signing_key)) if signing_key else Unsigned(),
         environ=os.environ,
-        listener=SilentPublishListener(project.say),
+        listener=PublishListener(say=project.say),
         kinds=KINDS,
     )
     target = PublishTarget(

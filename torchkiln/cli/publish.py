@@ -111,7 +111,7 @@ def publish(
         inputs=inputs,
         signer=signer,
         environ=os.environ,
-        listener=_PublishOutput(quiet=upload.quiet, as_json=upload.as_json),
+        listener=_PublishOutput(say=console.say, quiet=upload.quiet, as_json=upload.as_json),
         kinds=KINDS,
     )
     to = PublishTarget(
@@ -146,9 +146,6 @@ class _PublishOutput(PublishListener):
 
     def progress(self) -> AbstractContextManager[Observer]:
         return console.progress(quiet=self.quiet)
-
-    def note(self, text: str) -> None:
-        console.say(text)
 
     def published(self, ref: str, image: PublishedImage) -> None:
         if not self.quiet:

@@ -40,8 +40,11 @@ T = TypeVar("T")
 _GIT_SECONDS = 20.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PublishListener:
     """Receives the progress messages of a session; those that a subclass does not handle are ignored."""
+
+    say: Callable[[str], None] = lambda _: None  # receives the notes
 
     def checked(self, result: GateResult) -> None:
         """The gate's result for an image."""
@@ -55,22 +58,13 @@ class PublishListener:
 
     def note(self, text: str) -> None:
         """A statement in the repository is ignored."""
+        self.say(text)
 
     def published(self, ref: str, image: PublishedImage) -> None:
         """The image and all its tags are in the registry."""
 
     def failed(self, ref: str, error: KilnError) -> None:
         """One of several images failed; the others continue."""
-
-
-@dataclass(frozen=True, slots=True)
-class SilentPublishListener(PublishListener):
-    """A listener that ignores all messages except notes."""
-
-    say: Callable[[str], None] = lambda _: None
-
-    def note(self, text: str) -> None:
-        self.say(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

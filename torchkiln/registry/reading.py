@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 from requests.utils import parse_header_links
 
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
-from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
@@ -91,18 +91,10 @@ class RepositoryReader:
     def digest(self, tag: str) -> Digest | None:
         """The digest of *tag*; None: no such tag.
 
+        :raises VerificationFailed: the manifest does not match its digest.
         :raises RegistryError: the request failed.
         """
-        path, what = f"{self._base}/manifests/{tag}", f"tag {tag}"
-        response = self.registry.request(self._request("HEAD", path, what, {"Accept": _ACCEPT}))
-        if response.status == 404:
-            return None
-        if response.status == 200 and "Docker-Content-Digest" in response.headers:
-            try:
-                return parse_digest(response.headers["Docker-Content-Digest"])
-            except ValueError:
-                pass
-        found = self.manifest(tag)  # the header is optional
+        found = self.manifest(tag)
         return found.digest if found else None
 
     def require(self, name: str) -> Document:
