@@ -153,10 +153,7 @@ class Publisher:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        return {
-            "TORCHKILN_CACHE": str(self.folder / "cache"),
-            "DOCKER_CONFIG": str(self.folder / "docker"),
-        }
+        return {"TORCHKILN_CACHE": str(self.folder / "cache"), "DOCKER_CONFIG": str(self.folder / "docker")}
 
 
 def new_publisher(folder: Path, make_suite: Callable[..., Path] = suite_to_read) -> Publisher:

@@ -216,10 +216,7 @@ def test_an_expired_token_is_not_used(registry: RunningRegistry, name: str, buil
 
 @pytest.mark.parametrize(
     ("login", "message"),
-    [
-        (None, "without a login"),
-        (Login(user="kim", password="wrong-passw0rd"), "for kim"),
-    ],
+    [(None, "without a login"), (Login(user="kim", password="wrong-passw0rd"), "for kim")],
 )
 def test_a_user_without_push_permission_gets_an_error(
     registry: RunningRegistry, name: str, built: ImageOnDisk, login: Login | None, message: str

@@ -39,10 +39,7 @@ def proposed(stdout: str) -> Any:
 def test_a_known_release_needs_only_lines_of_the_matrix(workspace: Workspace) -> None:
     error, out, err = workspace.run("torch", "2.9.1")
 
-    assert (error, out) == (
-        None,
-        '# matrix.yaml, under beyond:\n  - {torch: "2.9.1", cuda: "12.8"}\n',
-    )
+    assert (error, out) == (None, '# matrix.yaml, under beyond:\n  - {torch: "2.9.1", cuda: "12.8"}\n')
     assert "nothing was written" in err
     assert workspace.file.read_text() == OURS
 
@@ -256,11 +253,7 @@ def test_facts_beside_a_matrix_do_not_replace_those_of_torchkiln(workspace: Work
 
 @pytest.mark.parametrize(("locked", "expected", "count"), [(0, 10, 2), (4, 4, 1)])
 def test_it_is_locked_and_built_with_the_new_facts(
-    workspace: Workspace,
-    monkeypatch: pytest.MonkeyPatch,
-    locked: int,
-    expected: int,
-    count: int,
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, locked: int, expected: int, count: int
 ) -> None:
     """`lock` runs before `build`; if one fails, the command ends with its exit code."""
     ran: list[list[str]] = []

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.added_release import (
-    CU12,
-    LIBRARY,
-    Workspace,
-    tag,
-    workspace,
-)
+from tests.added_release import CU12, LIBRARY, Workspace, tag, workspace
 from tests.unit.test_matrix_add import proposed
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.matrix import add_release

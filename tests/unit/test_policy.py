@@ -58,11 +58,7 @@ LATER = "2026-12-22T00:00:00Z"
         (0, WHEN, None),
         (30, WHEN, f"ran at {WHEN}: the policy requires runs of the last 30 days"),
         (31, None, "has no time of its run: the policy requires runs of the last 31 days"),
-        (
-            31,
-            "2026-12-22T00:00:00Z",
-            "ran at 2026-12-22T00:00:00Z, which is in the future",
-        ),
+        (31, "2026-12-22T00:00:00Z", "ran at 2026-12-22T00:00:00Z, which is in the future"),
     ],
 )
 def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:

@@ -46,13 +46,7 @@ def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
     """Add *count* entries to the list of referrers, before the existing ones."""
     entries = [
-        {
-            "mediaType": MANIFEST,
-            "artifactType": kind,
-            "digest": sha256(b"%d" % number),
-            "size": 700,
-            **fields,
-        }
+        {"mediaType": MANIFEST, "artifactType": kind, "digest": sha256(b"%d" % number), "size": 700, **fields}
         for number in range(count)
     ]
     listing(scene, [*entries, *known(scene)])

@@ -40,11 +40,7 @@ def helper(folder: Path, name: str, script: str) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        {"auth": PACKED},
-        {"username": "kim", "password": SECRET},
-        {"auth": PACKED, "email": "k@x.test"},
-    ],
+    [{"auth": PACKED}, {"username": "kim", "password": SECRET}, {"auth": PACKED, "email": "k@x.test"}],
 )
 @pytest.mark.parametrize("key", ["registry.example:5000", "https" + "://registry.example:5000/v2/"])
 def test_a_login_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) -> None:

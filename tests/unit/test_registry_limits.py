@@ -75,10 +75,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     "99 long header lines": (b"HTTP/1.1 200 OK\r\n" + HEADER * 99 + b"\r\n", "when reading header"),
     "a header line of a megabyte": (b"HTTP/1.1 200 OK\r\nA: " + b"b" * (1 << 20), "reading header line"),
     "a header line without a colon": (b"HTTP/1.1 200 OK\r\n\x1b[2J\r\n\r\n", "invalid response"),
-    "100 Continue without an end": (
-        endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001),
-        "timed out",
-    ),
+    "100 Continue without an end": (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001), "timed out"),
     "a body byte by byte": (endless(OPEN, b" ", pause=0.05), "timed out"),
     "a header byte by byte": (endless(b"HTTP/1.1 200 OK\r\nA: ", b"b", pause=0.05), "timed out"),
     "a body of gzip": (
@@ -104,10 +101,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
         document(b"", "302 Found", "Location: http" + "://\xff\xfe/"),
         "invalid URL",
     ),
-    "a redirect to no host": (
-        document(b"", "302 Found", "Location: http" + "://[::1/"),
-        "invalid URL",
-    ),
+    "a redirect to no host": (document(b"", "302 Found", "Location: http" + "://[::1/"), "invalid URL"),
     "a redirect to an invalid port": (
         document(b"", "302 Found", "Location: http" + "://a:99999/"),
         "invalid URL",

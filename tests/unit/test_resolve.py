@@ -147,11 +147,7 @@ def test_invariants_of_every_resolution(matrix):
         assert resolution.full_driver == FULL[build.variant]
         assert (
             resolution.min_driver
-            == {
-                "11": "450.80.02",
-                "12": "525.60.13",
-                "13": "580.65.06",
-            }[major_of(cell.cuda)]
+            == {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}[major_of(cell.cuda)]
         )
         assert all(
             major_of(alternative.cuda) == major_of(cell.cuda) for alternative in resolution.alternatives
@@ -393,8 +389,6 @@ def test_an_invalid_arch_is_refused():
         how_served(["sm50"], "5.0")
 
 
-@given(
-    st.lists(st.sampled_from(["sm_50", "sm_70", "sm_80", "sm_90", "compute_90"])),
-)
+@given(st.lists(st.sampled_from(["sm_50", "sm_70", "sm_80", "sm_90", "compute_90"])))
 def test_more_code_never_runs_on_fewer_gpus(archs: list[str]):
     assert set(served_classes(archs, FACTS.gpus)) <= set(served_classes([*archs, "sm_120"], FACTS.gpus))

@@ -213,10 +213,7 @@ def other_lock(**base: tuple[OsPackage, ...]) -> Any:
         pytest.param(
             replace(
                 sboms.locked(),
-                wheels=(
-                    replace(sboms.locked().wheels[0], sha256="f" * 64),
-                    *sboms.locked().wheels[1:],
-                ),
+                wheels=(replace(sboms.locked().wheels[0], sha256="f" * 64), *sboms.locked().wheels[1:]),
             ),
             f"hash of jupyterlab: locked {'f' * 64}",
             id="another hash",

@@ -84,76 +84,49 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
     assert package.copyright == ("usr/share/doc/gcc-12-base/copyright" if found else "")
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "message"),
-    [
-        pytest.param(INSIDE, "", "invalid name", id="empty"),
-        pytest.param(INSIDE, "Name: odd\n", "invalid name", id="no version"),
-        pytest.param(INSIDE, "Version: 1\n", "invalid name", id="no name"),
-        pytest.param(INSIDE, "Name: a b\nVersion: 1\n", "invalid name", id="no such name"),
-        pytest.param(INSIDE, "Name: odd\nVersion: new\n", "invalid name", id="no such version"),
-        pytest.param(INSIDE, "Name: odd\nName: even\nVersion: 1\n", "invalid name", id="two names"),
-        pytest.param(INSIDE, "Name: o\x1b[31mdd\nVersion: 1\n", "invalid name", id="control"),
-        pytest.param(INSIDE, f"Name: odd\nVersion: 1\nX: {'x' * (2 << 20)}\n", "2097", id="huge"),
-        pytest.param(
-            f"{sboms.SITE}/\x1b[2J/odd-1.dist-info/METADATA",
-            "Name: odd\nVersion: 1\n",
-            "unprintable",
-            id="place",
-        ),
-        pytest.param(
-            f"{sboms.SITE}/Torch-9.dist-info/METADATA",
-            "Name: Torch\nVersion: 9\n",
-            "torch is installed twice",
-            id="twice",
-        ),
-        pytest.param(sboms.STATUS, _PARAGRAPH * 2, "duplicate field", id="fields twice"),
-        pytest.param(
-            sboms.STATUS, f"{_PARAGRAPH}\n{_PARAGRAPH}", "odd:all is installed twice", id="package twice"
-        ),
-        pytest.param(
-            sboms.STATUS, _PARAGRAPH.replace("Version: 1\n", ""), "invalid name", id="status: no version"
-        ),
-        pytest.param(
-            sboms.STATUS, _PARAGRAPH.replace("odd", "o\x1bdd"), "invalid name", id="status: control"
-        ),
-        pytest.param(
-            sboms.STATUS,
-            _PARAGRAPH.replace(": all", ": a l l"),
-            "invalid architecture",
-            id="status: architecture",
-        ),
-        pytest.param(sboms.STATUS, _PARAGRAPH + "Source: (1)\n", "invalid name", id="status: source"),
-        pytest.param(sboms.STATUS, "\x00\x01\n", "not a field", id="status: bytes"),
-        pytest.param(sboms.STATUS, " goes on\n", "without a field before it", id="status: goes on"),
-        pytest.param("etc/torchkiln/image.json", "{}", "image.json: invalid", id="image.json"),
-        pytest.param(
-            "etc/torchkiln/image.json",
-            "0",
-            "image.json: invalid: Expected `object`, got `int`",
-            id="a number",
-        ),
-        pytest.param(
-            "etc/torchkiln/image.json",
-            '{"wheels": [{"name": "x", "version": "1", "sha256": "x"}]}',
-            "- at `$.wheels[0].sha256`",
-            id="image.json's hash",
-        ),
-        pytest.param(
-            "etc/torchkiln/image.json",
-            json.dumps({"wheels": [_ROW | {"sha256": "0" * 64 + "\n"}]}),
-            "- at `$.wheels[0].sha256`",
-            id="image.json's hash with a line break",
-        ),
-        pytest.param(
-            "etc/torchkiln/image.json",
-            json.dumps({"wheels": [_ROW], "archives": [_ROW | {"version": 5}]}),
-            "Expected `str`, got `int` - at `$.archives[0].version`",
-            id="a version that is a number",
-        ),
-    ],
-)
-def test_invalid_metadata_is_refused(path: str, text: str, message: str) -> None:
+STATUS, JSON = sboms.STATUS, "etc/torchkiln/image.json"
+INVALID: dict[str, tuple[str, str, str]] = {
+    "empty": (INSIDE, "", "invalid name"),
+    "no version": (INSIDE, "Name: odd\n", "invalid name"),
+    "no name": (INSIDE, "Version: 1\n", "invalid name"),
+    "no such name": (INSIDE, "Name: a b\nVersion: 1\n", "invalid name"),
+    "no such version": (INSIDE, "Name: odd\nVersion: new\n", "invalid name"),
+    "two names": (INSIDE, "Name: odd\nName: even\nVersion: 1\n", "invalid name"),
+    "control": (INSIDE, "Name: o\x1b[31mdd\nVersion: 1\n", "invalid name"),
+    "huge": (INSIDE, f"Name: odd\nVersion: 1\nX: {'x' * (2 << 20)}\n", "2097"),
+    "place": (f"{sboms.SITE}/\x1b[2J/odd-1.dist-info/METADATA", "Name: odd\nVersion: 1\n", "unprintable"),
+    "twice": (
+        f"{sboms.SITE}/Torch-9.dist-info/METADATA",
+        "Name: Torch\nVersion: 9\n",
+        "torch is installed twice",
+    ),
+    "fields twice": (STATUS, _PARAGRAPH * 2, "duplicate field"),
+    "package twice": (STATUS, f"{_PARAGRAPH}\n{_PARAGRAPH}", "odd:all is installed twice"),
+    "status: no version": (STATUS, _PARAGRAPH.replace("Version: 1\n", ""), "invalid name"),
+    "status: control": (STATUS, _PARAGRAPH.replace("odd", "o\x1bdd"), "invalid name"),
+    "status: architecture": (STATUS, _PARAGRAPH.replace(": all", ": a l l"), "invalid architecture"),
+    "status: source": (STATUS, _PARAGRAPH + "Source: (1)\n", "invalid name"),
+    "status: bytes": (STATUS, "\x00\x01\n", "not a field"),
+    "status: goes on": (STATUS, " goes on\n", "without a field before it"),
+    "image.json": (JSON, "{}", "image.json: invalid"),
+    "a number": (JSON, "0", "image.json: invalid: Expected `object`, got `int`"),
+    "a hash": (JSON, json.dumps({"wheels": [_ROW | {"sha256": "x"}]}), "- at `$.wheels[0].sha256`"),
+    "a hash with a line break": (
+        JSON,
+        json.dumps({"wheels": [_ROW | {"sha256": "0" * 64 + "\n"}]}),
+        "- at `$.wheels[0].sha256`",
+    ),
+    "a version that is a number": (
+        JSON,
+        json.dumps({"wheels": [_ROW], "archives": [_ROW | {"version": 5}]}),
+        "Expected `str`, got `int` - at `$.archives[0].version`",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_metadata_is_refused(case: str) -> None:
+    path, text, message = INVALID[case]
     with pytest.raises(VerificationFailed) as caught:
         sboms.evidence(**{path: text})
     assert message in caught.value.message
@@ -163,13 +136,7 @@ def test_invalid_metadata_is_refused(path: str, text: str, message: str) -> None
 
 @pytest.mark.parametrize(
     "path",
-    [
-        INSIDE,
-        f"{sboms.SITE}/odd-1.0.dist-info",
-        f"{sboms.SITE}/odd.egg-info",
-        sboms.STATUS,
-        "var/lib/dpkg",
-    ],
+    [INSIDE, f"{sboms.SITE}/odd-1.0.dist-info", f"{sboms.SITE}/odd.egg-info", sboms.STATUS, "var/lib/dpkg"],
 )
 def test_metadata_that_is_a_link_is_refused(path: str) -> None:
     """No installer makes such a link, and its target must not be read."""

@@ -166,61 +166,42 @@ def test_hashes_of_the_os_are_compared_with_the_noted_ones() -> None:
     assert matches_lock(DOCUMENT, sboms.IMAGE, CELL, replace(forged, base=sboms.IMAGE)) == ()
 
 
-def torch_of(content: Json) -> Json:
-    return next(part for part in content["components"] if part["name"] == "torch")  # type: ignore[no-any-return]
+def of_torch(change: Callable[[Json], object]) -> Callable[[Json], object]:
+    """Change the component of torch in a document."""
+    return lambda content: change(next(part for part in content["components"] if part["name"] == "torch"))
 
 
-def bad_hash(content: Json) -> None:
-    torch_of(content)["hashes"][0]["content"] = "F" * 64
+SPOILED: dict[str, tuple[Callable[[Json], object], str]] = {
+    "empty": (lambda content: content.clear(), "not a CycloneDX 1.6 document"),
+    "of no image": (lambda content: content["metadata"].pop("component"), "required field `component`"),
+    "of a library": (
+        lambda content: content["metadata"]["component"].update(type="library"),
+        "metadata.component is not an image",
+    ),
+    "name": (of_torch(lambda torch: torch.update(name=7)), r"Expected `str`, got `int` .*name`"),
+    "long": (of_torch(lambda torch: torch.update(name="x" * 5000)), r"length <= 4000 .*name`"),
+    "name in purl": (of_torch(lambda torch: torch.update(purl="pkg:pypi/other@2.7.1")), "URL mismatch"),
+    "version in purl": (of_torch(lambda torch: torch.update(purl="pkg:pypi/torch@2.7.0")), "URL mismatch"),
+    "no purl": (of_torch(lambda torch: torch.update(purl="torch")), "invalid package URL"),
+    "hash": (
+        of_torch(lambda torch: torch["hashes"][0].update(content="F" * 64)),
+        r"matching regex .*hashes\[0\].content`",
+    ),
+    "two": (of_torch(lambda torch: torch.update(hashes=torch["hashes"] * 2)), "more than one"),
+    "no list": (
+        lambda content: content.update(components={}),
+        r"Expected `array`, got `object` - at `\$.components`",
+    ),
+    "numbers": (
+        lambda content: content.update(components=[1]),
+        r"Expected `object`, got `int` - at `\$.components",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        pytest.param(lambda content: content.clear(), "not a CycloneDX 1.6 document", id="empty"),
-        pytest.param(
-            lambda content: content["metadata"].pop("component"),
-            "required field `component`",
-            id="of no image",
-        ),
-        pytest.param(
-            lambda content: torch_of(content).update(name=7), r"Expected `str`, got `int` .*name`", id="name"
-        ),
-        pytest.param(
-            lambda content: torch_of(content).update(name="x" * 5000), r"length <= 4000 .*name`", id="long"
-        ),
-        pytest.param(
-            lambda content: torch_of(content).update(purl="pkg:pypi/other@2.7.1"),
-            "URL mismatch",
-            id="name in purl",
-        ),
-        pytest.param(
-            lambda content: torch_of(content).update(purl="pkg:pypi/torch@2.7.0"),
-            "URL mismatch",
-            id="version in purl",
-        ),
-        pytest.param(
-            lambda content: torch_of(content).update(purl="torch"), "invalid package URL", id="no purl"
-        ),
-        pytest.param(bad_hash, r"matching regex .*hashes\[0\].content`", id="hash"),
-        pytest.param(
-            lambda content: torch_of(content).update(hashes=torch_of(content)["hashes"] * 2),
-            "more than one",
-            id="two",
-        ),
-        pytest.param(
-            lambda content: content.update(components={}),
-            r"Expected `array`, got `object` - at `\$.components`",
-            id="no list",
-        ),
-        pytest.param(
-            lambda content: content.update(components=[1]),
-            r"Expected `object`, got `int` - at `\$.components",
-            id="numbers",
-        ),
-    ],
-)
-def test_an_ambiguous_document_is_refused(spoil: Callable[[Json], None], reason: str) -> None:
+@pytest.mark.parametrize("case", SPOILED)
+def test_an_ambiguous_document_is_refused(case: str) -> None:
+    spoil, reason = SPOILED[case]
     content = json.loads(DOCUMENT)
     spoil(content)
 

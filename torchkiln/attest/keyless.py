@@ -205,8 +205,7 @@ def _translated_errors() -> Iterator[None]:
         ) from None
     except Exception as error:  # errors of Fulcio, Rekor and the network have no common class
         raise ToolMissing(
-            f"Sigstore: {_text(error)}",
-            hint="check the network, or sign with a key: --key KEY.pem",
+            f"Sigstore: {_text(error)}", hint="check the network, or sign with a key: --key KEY.pem"
         ) from None
 
 

@@ -49,7 +49,7 @@ _SCHEMA: dict[str, Any] = {
                     },
                 },
             },
-        },
+        }
     },
 }
 

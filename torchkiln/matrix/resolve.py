@@ -17,16 +17,7 @@ from torchkiln.matrix.facts import Facts, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.os_tools import missing_compiler, tools_of
-from torchkiln.model.cell import (
-    Cell,
-    Constraint,
-    Limit,
-    Resolution,
-    Source,
-    Status,
-    Toolkit,
-    TorchBuild,
-)
+from torchkiln.model.cell import Cell, Constraint, Limit, Resolution, Source, Status, Toolkit, TorchBuild
 from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import major_of, minor_of, newest, numbers
 

@@ -14,6 +14,7 @@ from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import DOTTED, minor_of, nearest, newest, numbers
 
 DEFAULT_FLAVOR = "runtime"
+_OPTIONS = ("torch", "cuda", "flavor", "os", "python")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +44,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     :raises NothingSelected: an option has no value, or *must_name* applies.
     """
     os_names = tuple(choice.name for choice in matrix.os)
-    named = {
-        option: split(values)
-        for option, values in (
-            ("torch", selection.torch),
-            ("cuda", selection.cuda),
-            ("flavor", selection.flavor),
-            ("os", selection.os),
-            ("python", selection.python),
-        )
-        if values
-    }
+    named = {option: split(values) for option in _OPTIONS if (values := getattr(selection, option))}
     if empty := [f"--{option}" for option, values in named.items() if not values]:
         raise NothingSelected(
             f"{', '.join(empty)}: a value is required",

@@ -55,10 +55,7 @@ class RebuildContext:
 
 
 def rebuild(
-    reading: RepositoryReader,
-    image: ImageOnDisk,
-    locked: LockedCell,
-    context: RebuildContext,
+    reading: RepositoryReader, image: ImageOnDisk, locked: LockedCell, context: RebuildContext
 ) -> Point:
     """Build *locked* on the image's layers of base, tools and Python, and compare the digests.
 

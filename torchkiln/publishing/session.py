@@ -140,10 +140,7 @@ class PublishSession:
         with open_registry(target.repository, self.environ, plain_http=target.plain_http) as registry:
             registry.check()
             self._each(
-                prepared,
-                lambda ref: self.send(ref, prepared[ref], registry, target),
-                failures,
-                alone=alone,
+                prepared, lambda ref: self.send(ref, prepared[ref], registry, target), failures, alone=alone
             )
         return failures
 
@@ -199,10 +196,7 @@ class PublishSession:
         trust = with_signer(Trust(keys=self.inputs.trusted), self.signer)
         with self.listener.progress() as observer:
             options = PushOptions(
-                observer=observer,
-                history=History(self.store),
-                mount_from=target.mount_from,
-                jobs=target.jobs,
+                observer=observer, history=History(self.store), mount_from=target.mount_from, jobs=target.jobs
             )
             say, repository = self.listener.note, target.repository
             published = publish(prepared, registry, repository, self.signer, trust, options, say)

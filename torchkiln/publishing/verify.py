@@ -175,11 +175,7 @@ def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
         return None, Point("provenance", False, text)
     provenance = max(
         origins,
-        key=lambda candidate: (
-            candidate.recipe == RECIPE,
-            len(candidate.locked.layers),
-            candidate.source,
-        ),
+        key=lambda candidate: (candidate.recipe == RECIPE, len(candidate.locked.layers), candidate.source),
     )
     source = f", source {provenance.short_source}" if provenance.source else ""
     tag, wheels = tag_of(provenance.locked.resolution), len(provenance.locked.wheels)
@@ -238,11 +234,7 @@ def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCe
 
 
 def _of_reports(
-    statements: AttachedStatements,
-    locked: LockedCell,
-    image: Digest,
-    criteria: VerifyCriteria,
-    trust: Trust,
+    statements: AttachedStatements, locked: LockedCell, image: Digest, criteria: VerifyCriteria, trust: Trust
 ) -> Point:
     """Check the reports against the policy.
 

@@ -173,8 +173,7 @@ class BlobUploads:
             raise VerificationFailed(f"{path}: {error.strerror}", hint=REBUILD) from error
         if size is not None and found != size:
             raise VerificationFailed(
-                f"{path}: size mismatch: {found} bytes, {size} in the manifest",
-                hint=REBUILD,
+                f"{path}: size mismatch: {found} bytes, {size} in the manifest", hint=REBUILD
             )
         with self._guard:
             if digest not in self._under_way:

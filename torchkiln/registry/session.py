@@ -215,8 +215,7 @@ class Registry:
         except ValueError as error:  # some exceptions of the library requests are ValueErrors
             self._check()
             raise RegistryError(
-                f"{self.host}: {what}: invalid response: {type(error).__name__}",
-                hint=REGISTRY_AT_FAULT,
+                f"{self.host}: {what}: invalid response: {type(error).__name__}", hint=REGISTRY_AT_FAULT
             ) from error
         except (requests.RequestException, HTTPError, OSError) as error:
             self._check()
@@ -301,10 +300,7 @@ class Registry:
         self._http.deadlines.renew(_SILENCE)
 
     def _invalid(self, what: str, why: str) -> RegistryError:
-        return RegistryError(
-            f"{self.host}: {what}: the response is {why}",
-            hint=REGISTRY_AT_FAULT,
-        )
+        return RegistryError(f"{self.host}: {what}: the response is {why}", hint=REGISTRY_AT_FAULT)
 
     def _tls(self, what: str, error: requests.exceptions.SSLError) -> RegistryError:
         if "WRONG_VERSION_NUMBER" in str(error):

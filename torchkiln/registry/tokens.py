@@ -183,13 +183,11 @@ class Authenticator:
             host = ""
         if not host or parts.scheme not in ("http", "https"):
             raise RegistryError(
-                f"{self._host}: HTTP 401 without a valid realm to get a token from",
-                hint=REGISTRY_AT_FAULT,
+                f"{self._host}: HTTP 401 without a valid realm to get a token from", hint=REGISTRY_AT_FAULT
             )
         if parts.scheme == "http" and self._secure and not is_local(host):
             raise RegistryError(
-                f"{self._host}: refusing to send the login to {host} without https",
-                hint=REGISTRY_AT_FAULT,
+                f"{self._host}: refusing to send the login to {host} without https", hint=REGISTRY_AT_FAULT
             )
 
 
