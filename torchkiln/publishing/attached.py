@@ -14,6 +14,7 @@ from torchkiln.attest.publication import PUBLICATION, is_retraction, published_n
 from torchkiln.attest.signers import FORMS, LIMIT, OpenedStatement, Trust
 from torchkiln.attest.statement import Statement
 from torchkiln.errors import KilnError, UnknownFormat, VerificationFailed
+from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import SignedReport
 from torchkiln.oci.artifact import Referrer
@@ -55,6 +56,13 @@ class AttachedStatements:
         """The accepted retractions, of every version of their format."""
         found = (some for kind, some in self.by_kind.items() if is_retraction(kind))
         return tuple(_retracted(opened) for statements in found for opened in statements)
+
+    def decision(self) -> Decision | None:
+        """The gate's decision that counts; None: there is none.
+
+        :raises VerificationFailed: a decision is invalid.
+        """
+        return prevailing([decision_of(found, where="clearance") for found in self.all(CLEARANCE)])
 
     def names(self) -> frozenset[str]:
         """The names under which the image was published.

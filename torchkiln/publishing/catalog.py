@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.signers import Trust
 from torchkiln.errors import VerificationFailed
-from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.matrix.tags import parse_name
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
@@ -91,13 +89,12 @@ def _entry(reading: RepositoryReader, found: Document, tags: list[str], trust: T
         statements = attached(reading, found.digest, trust)
     except VerificationFailed as error:
         statements = AttachedStatements(by_kind={}, damaged=(error.message,), untrusted=0)
-    faults, decisions = list(statements.damaged), []
-    for statement in statements.all(CLEARANCE):
-        try:
-            decisions.append(decision_of(statement, where="clearance"))
-        except VerificationFailed as error:
-            faults.append(error.message)
-    last = prevailing(decisions)
+    faults, last, names = list(statements.damaged), None, None
+    try:
+        last = statements.decision()
+        names = statements.names() or (frozenset() if last else None)
+    except VerificationFailed as error:
+        faults.append(error.message)
     annotations = found.json.get("annotations")
     version = annotations.get(_VERSION, "") if isinstance(annotations, dict) else ""
     return CatalogEntry(
@@ -108,17 +105,7 @@ def _entry(reading: RepositoryReader, found: Document, tags: list[str], trust: T
         cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
         retracted="; ".join(retraction.reason for retraction in statements.retractions),
-        names=_names(statements, bool(decisions), faults),
+        names=names,
         faults=tuple(faults),
         untrusted_retractions=statements.untrusted_retractions,
     )
-
-
-def _names(statements: AttachedStatements, signed: bool, faults: list[str]) -> frozenset[str] | None:
-    found: frozenset[str] = frozenset()
-    for statement in statements.all(PUBLICATION):
-        try:
-            found |= published_names(statement, where="names")
-        except VerificationFailed as error:
-            faults.append(error.message)
-    return found if signed or found else None

@@ -16,7 +16,6 @@ from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.signers import Trust
 from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
-from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.gate.gate import judge
 from torchkiln.gate.gpu_stack import earlier_images
 from torchkiln.locks.lock import lock_digest
@@ -245,8 +244,13 @@ def _of_reports(
     suite = criteria.suite
     signed_reports, wrong = reports_in(statements.by_kind.get(PREDICATE, ()))
     others, faults = reports_in(statements.other_reports, "report of another image")
-    decision, also_wrong = _decision(statements)
-    wrong += [*faults, *also_wrong]
+    wrong += faults
+    decision = None
+    try:
+        decision = statements.decision()
+        wrong += [] if decision else ["no trusted decision of the gate found"]
+    except KilnError as error:
+        wrong.append(error.message)
     locks = {lock_digest(kept): kept for kept in decision.locks} if decision else {}
     also = ""
     if decision and decision.suite != suite.digest:
@@ -274,15 +278,6 @@ def _of_reports(
         return Point("smoke", False, "\n".join(wrong))
     text = f"{len(result.passed)} checks passed{also}; on {', '.join(result.gpus) or 'no GPU'}"
     return Point("smoke", True, text)
-
-
-def _decision(statements: AttachedStatements) -> tuple[Decision | None, list[str]]:
-    """The gate's decision, and faults."""
-    try:
-        found = [decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)]
-    except KilnError as error:
-        return None, [error.message]
-    return prevailing(found), [] if found else ["no trusted decision of the gate found"]
 
 
 def _of_retractions(statements: AttachedStatements) -> Iterator[Point]:
