@@ -25,7 +25,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import needs_of
+from torchkiln.projects.source import needs_of
 
 _NAME = "bench-project"
 _TRAIN = "import torch\n\nprint(torch.__version__, {number})\n"

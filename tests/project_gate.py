@@ -21,8 +21,7 @@ from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_documents
 from torchkiln.projects.smoke.account import account_of
-from torchkiln.projects.smoke.declared import DECLARED
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.projects.smoke.checks import DECLARED, project_suite
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.report import to_json
 

@@ -25,6 +25,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
+from torchkiln.projects.asked import ProjectNeeds
 from torchkiln.projects.build import BuiltProject, ProjectSource, build_project, rebuild_project
 from torchkiln.projects.code import read_code
 from torchkiln.projects.settings import read_settings
@@ -105,6 +106,7 @@ class Bench:
             lock=lock,
             code=read_code(self.project, without=[origin.path for origin in lock.origins]),
             folder=self.project,
+            needs=ProjectNeeds(name=NAME, source="requirements.txt", requirements=()),
             settings=read_settings(self.project),
         )
 

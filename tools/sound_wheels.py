@@ -38,8 +38,7 @@ from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.projects.symbols.known import RECORDS, has_platform, library_names
-from torchkiln.projects.symbols.libraries import check_wheels
+from torchkiln.projects.symbols.libraries import RECORDS, check_wheels, has_platform, library_names
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic

@@ -159,10 +159,10 @@ def build_project(
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
     from torchkiln.projects.build import build_project as build_source
+    from torchkiln.projects.build import source_of
     from torchkiln.projects.choice import choice_of
     from torchkiln.projects.file import FILE, load_project
-    from torchkiln.projects.ready import ProjectRequest
-    from torchkiln.projects.source import source_of
+    from torchkiln.projects.source import ProjectRequest
 
     demand_own_layout(project.layout)
     locks, store = _folder(project), _store(project)

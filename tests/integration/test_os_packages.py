@@ -265,29 +265,29 @@ def test_other_effects_are_refused(scene: Scene, locked: LockedApt, tmp_path: Pa
     assert not store.has_blob(locked.digest, locked.size)
 
 
+CANNOT, CHANGES = "cannot be installed in debian12:", "would change packages that the image was tested with:"
+
+
 @pytest.mark.parametrize(
-    ("name", "lines"),
+    ("name", "first", "rest"),
     [
-        ("toool", ["apt: unable to locate package toool in debian12"]),
-        ("tool=9", ["apt: version '9' for 'tool' was not found in debian12"]),
-        ("editor", ["apt: editor is a virtual package; name one that provides it: other-editor, one-editor"]),
-        ("unmet", ["apt: unmet dependencies:", "  unmet : Depends: nowhere but it is not installable"]),
-        ("newer", ["apt: newer: would change packages that the image was tested with:", "  libmd0 "]),
-        ("libmd0=99", ["apt: libmd0=99: would change packages that the image was tested with:", "  libmd0 "]),
-        ("rival", ["apt: rival: would change packages that the image was tested with:", "  diffutils "]),
+        ("toool", CANNOT, "  E: Unable to locate package toool"),
+        ("tool=9", CANNOT, "  E: Version '9' for 'tool' was not found"),
+        ("editor", CANNOT, "  Package editor is a virtual .*\n  other-editor .*\n  one-editor .*\n  E: .*"),
+        ("unmet", CANNOT, "  unmet : Depends: nowhere but it is not installable\n  E: .*"),
+        ("newer", CHANGES, "  libmd0 .* → 99"),
+        ("libmd0=99", CHANGES, "  libmd0 .*"),
+        ("rival", CHANGES, r"  diffutils .* → \(removed\)"),
     ],
 )
-def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, lines: list[str]) -> None:
+def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, first: str, rest: str) -> None:
     error = scene.refusal(name)
 
     assert isinstance(error, Unresolvable)
-    found = error.message.splitlines()
-    assert [line.startswith(start) for line, start in zip(found, lines, strict=True)] == [True] * len(lines)
+    assert re.fullmatch(f"apt: {name}: {first}\n{rest}", error.message), error.message
     if name == "newer":
-        assert found[1].endswith("→ 99")
         assert "--upgrade-base" in error.hint
     if name == "rival":
-        assert found[1].endswith("→ (removed)")
         assert error.hint.startswith("remove the packages that conflict")
 
 

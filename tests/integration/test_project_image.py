@@ -32,7 +32,7 @@ from torchkiln.oci.layout import open_layout
 from torchkiln.projects.choice import choice_of
 from torchkiln.projects.file import FILE, save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import needs_of
+from torchkiln.projects.source import needs_of
 from torchkiln.util.places import ROOT
 
 __all__ = ["registry"]

@@ -16,8 +16,8 @@ from torchkiln.model.lock import DebFile
 from torchkiln.oci.layout import open_layout
 from torchkiln.projects.file import project_digest, save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import needs_of
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.projects.smoke.checks import project_suite
+from torchkiln.projects.source import needs_of
 from torchkiln.smoke.attestation import read
 from torchkiln.smoke.history import KeptRuns
 

@@ -103,7 +103,7 @@ def test_a_wheel_is_built_again_on_another_machine(
         small.build(replace(lock, wheels=wheels, origins=(origin,)))
 
     builder = Builder(small, b"VALUE = 5\n")
-    with patch("torchkiln.projects.sources.rebuilt.SandboxedBuilder", lambda **_: builder):
+    with patch("torchkiln.projects.sources.repositories.SandboxedBuilder", lambda **_: builder):
         with pytest.raises(BuildFailed, match="not our ref"):
             of(replace(commit, commit="1" * 40), built)
         with pytest.raises(BuildFailed, match="must begin with https://"):

@@ -24,7 +24,7 @@ from torchkiln.oci.validate.validate import validate
 from torchkiln.projects import code
 from torchkiln.projects.file import FILE, save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import needs_of
+from torchkiln.projects.source import needs_of
 from torchkiln.projects.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.util.places import ROOT
 

@@ -22,8 +22,7 @@ from torchkiln.cli.shared import project_watch
 from torchkiln.cli.shared.unproven import Pushes
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.validate.validate import validate
-from torchkiln.projects.build import rebuild_project
-from torchkiln.projects.source import source_of
+from torchkiln.projects.build import rebuild_project, source_of
 
 __all__ = ["registry", "watch"]
 

@@ -29,10 +29,10 @@ from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
 from torchkiln.projects import build as building
 from torchkiln.projects import code
+from torchkiln.projects.build import source_of
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import ProjectRequest, needs_of
-from torchkiln.projects.source import source_of
+from torchkiln.projects.source import ProjectRequest, needs_of
 from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
 from torchkiln.projects.wheel_fetcher import OwnWheels
 from torchkiln.store.store import Store
@@ -199,7 +199,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
     )
     other = Builder(small, b"VALUE = 6\n")
     with (
-        patch("torchkiln.projects.sources.rebuilt.SandboxedBuilder", lambda **_: other),
+        patch("torchkiln.projects.sources.repositories.SandboxedBuilder", lambda **_: other),
         pytest.raises(BuildFailed) as caught,
     ):
         small.build(lock)
@@ -207,7 +207,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
 
     builder, options = Builder(small, b"VALUE = 5\n"), list[dict[str, object]]()
     with patch(
-        "torchkiln.projects.sources.rebuilt.SandboxedBuilder",
+        "torchkiln.projects.sources.repositories.SandboxedBuilder",
         lambda **given: options.append(given) or builder,
     ):
         small.build(lock)

@@ -27,6 +27,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
+from torchkiln.projects.asked import ProjectNeeds
 from torchkiln.projects.build import BuiltProject, ProjectSource, build_project
 from torchkiln.projects.code import read_code
 from torchkiln.projects.gate.read import ProjectImage, read_evidence
@@ -83,7 +84,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
         removed=("six",),
     )
     source = ProjectSource(
-        cell=images.cell, lock=lock, code=read_code(folder / "project"), folder=folder / "project"
+        cell=images.cell,
+        lock=lock,
+        needs=ProjectNeeds(name="p", source="requirements.txt", requirements=()),
+        code=read_code(folder / "project"),
+        folder=folder / "project",
     )
     index = FakeIndex([*images.wheels, *wheels])
     environment = Environment(store=images.store, fetcher=index, observer=Silent())

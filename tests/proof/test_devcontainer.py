@@ -20,7 +20,7 @@ from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.ready import needs_of
+from torchkiln.projects.source import needs_of
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 

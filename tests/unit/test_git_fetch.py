@@ -23,9 +23,7 @@ from tests.servers.git_server import GitServer, needs_git_server
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.index.settings import index_settings
 from torchkiln.projects.sources import git as fetching
-from torchkiln.projects.sources import git_archive
-from torchkiln.projects.sources.git import Git
-from torchkiln.projects.sources.git_archive import write_archive
+from torchkiln.projects.sources.git import Git, write_archive
 
 SETUP = {"setup.py": "x = 1\n"}
 DIGEST = "4df8363614d37c2e293f5917ce71090ed8e80ce420f57b95076fb90f753e9020"
@@ -275,9 +273,9 @@ def test_a_tree_of_trees_of_trees(scene: Scene, monkeypatch: pytest.MonkeyPatch)
 def test_limits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = scene.server.commit("tool", {**SETUP, "noise": os.urandom(3 << 20)})
     with monkeypatch.context() as patch:
-        patch.setattr(git_archive, "SIZE", 1 << 20)
+        patch.setattr(fetching, "SIZE", 1 << 20)
         assert "more than 1 MiB" in scene.refused(commit).message
-        patch.setattr(git_archive, "FILES", 1)
+        patch.setattr(fetching, "FILES", 1)
         assert "more than 1 files" in scene.refused(commit).message
     monkeypatch.setattr(fetching, "DISK", 1 << 20)
     assert "the repository takes more than 1.0 MB" in scene.refused(commit).message

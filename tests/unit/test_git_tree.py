@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.projects.sources.by_commit import url_fault
-from torchkiln.projects.sources.git_archive import entries, leads_out
+from torchkiln.projects.sources.git import entries, leads_out
 
 ID = "a" * 40
 

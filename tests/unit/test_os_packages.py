@@ -23,8 +23,8 @@ from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import DebFile, OsPackage
 from torchkiln.model.plan import ArtefactLayer
 from torchkiln.projects.apt import apt_get
-from torchkiln.projects.apt.apt_plan import AptPlan, plan_of, reasons, unknown
-from torchkiln.projects.apt.os_layers import own_paths
+from torchkiln.projects.apt.apt_get import AptPlan, plan_of, reasons
+from torchkiln.projects.apt.os_packages import own_paths
 from torchkiln.projects.apt.wanted_packages import kept_packages
 from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.code import ProjectCode
@@ -133,15 +133,18 @@ def test_a_plan_has_what_is_added_and_changed() -> None:
     )
 
 
-def test_what_the_archive_lacks() -> None:
-    assert unknown(ERRORS.splitlines(), "debian12") == (
-        "editor is a virtual package; name one that provides it: vim, nano",
-        "unable to locate package ffmpegg in debian12",
-        "version '9' for 'git' was not found in debian12",
-        "package 'old' has no installation candidate in debian12",
+def test_the_reasons_are_those_of_apt() -> None:
+    assert reasons(ERRORS.splitlines()) == (
+        "Package editor is a virtual package provided by:",
+        "vim 2:9.0 (= 2:9.0)",
+        "nano 7.2",
+        "E: Package 'editor' has no installation candidate",
+        "E: Unable to locate package ffmpegg",
     )
-    assert unknown(PLAN.splitlines(), "debian12") == ()
-    assert reasons(UNMET.splitlines()) == ("new : Depends: libssl3 (>= 4) but 3 is to be installed",)
+    assert reasons(UNMET.splitlines()) == (
+        "new : Depends: libssl3 (>= 4) but 3 is to be installed",
+        "E: Unable to correct problems, you have held broken packages.",
+    )
     assert reasons([]) == ("(apt names no packages)",)
 
 
@@ -297,7 +300,7 @@ def test_the_layer_is_above_the_image_and_below_the_projects_packages() -> None:
 
 
 def test_the_settings_of_the_folder_are_required(tmp_path: Path) -> None:
-    from torchkiln.projects.ready import needs_of
+    from torchkiln.projects.source import needs_of
 
     small = bench(tmp_path)
     (small.project / "requirements.txt").write_text("fsspec\n")

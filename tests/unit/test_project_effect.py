@@ -12,8 +12,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.plan import OverlayFile, OverlayLink
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_names import is_in
-from torchkiln.projects.effect import effect_of, removed_paths, runs_at_start, shadowing
-from torchkiln.projects.installed import Files
+from torchkiln.projects.effect import Files, effect_of, removed_paths, runs_at_start, shadowing
 from torchkiln.wheel.install import Scheme
 
 SCHEME = Scheme(prefix="/opt/venv", python="3.11")

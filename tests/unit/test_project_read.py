@@ -15,7 +15,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.projects.asked import ProjectNeeds, applies, environment_of
 from torchkiln.projects.choice import NO_CHOICE, Choice
 from torchkiln.projects.read import read_project
-from torchkiln.projects.requirements_file import logical_lines, read_requirements
+from torchkiln.projects.requirement import logical_lines, read_requirements
 from torchkiln.store.store import Store
 
 SHA = "a" * 64

@@ -21,9 +21,16 @@ from tests.smoke_mutants.test_linkage import library
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import Finding
 from torchkiln.projects.asked import Asked, ProjectNeeds
-from torchkiln.projects.smoke.checks import DRIVER, ProjectSubject, check_imports, check_linkage, check_pip
-from torchkiln.projects.smoke.modules import modules_of
-from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, probe_folder, subject_of
+from torchkiln.projects.smoke.checks import (
+    DRIVER,
+    ProjectSubject,
+    check_imports,
+    check_linkage,
+    check_pip,
+    modules_of,
+)
+from torchkiln.projects.smoke.session import ProjectChecks, probe_folder, subject_of
+from torchkiln.projects.source import LockedFolder
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Exited
 from torchkiln.util.places import SMOKE_TESTS
@@ -303,7 +310,7 @@ def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
     small = bench(tmp_path)
     lock = small.lock(small.wheel("datasets", "3", "datasets/__init__.py"))
     needs = ProjectNeeds(name="p", source="uv.lock", requirements=asked)
-    folder = LockedProjectFolder(folder=tmp_path, needs=needs, lock=lock, cell=small.cell)
+    folder = LockedFolder(folder=tmp_path, needs=needs, lock=lock, cell=small.cell)
     records = {
         f"{SITE}/datasets-3.dist-info/RECORD": "datasets/__init__.py,,\n../../../bin/tool,,\n",
         "usr/lib/python3/dist-packages/x-1.dist-info/RECORD": "x.py,,\n",

@@ -20,11 +20,12 @@ from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
+from torchkiln.projects.asked import ProjectNeeds
 from torchkiln.projects.build import ProjectSource
 from torchkiln.projects.code import read_code
 from torchkiln.projects.file import save_project
 from torchkiln.projects.keep import keep_project, project_tag
-from torchkiln.projects.sources.rebuilt import fetch_sdist, sdist_of
+from torchkiln.projects.sources.repositories import fetch_sdist, sdist_of
 from torchkiln.vault.places import FolderVault, vault_at
 from torchkiln.vault.sources import VaultFetcher, digest_of_file
 
@@ -41,7 +42,10 @@ class Scene:
 
     def keep(self, lock: ProjectLock | None = None) -> Kept:
         code, folder = read_code(self.bench.project), self.bench.project
-        source = ProjectSource(cell=self.bench.cell, lock=lock or self.lock, code=code, folder=folder)
+        needs = ProjectNeeds(name="p", source="requirements.txt", requirements=())
+        source = ProjectSource(
+            cell=self.bench.cell, lock=lock or self.lock, needs=needs, code=code, folder=folder
+        )
         return keep_project(source, self.vault, self.environment(), lambda _: "")
 
     def environment(self) -> Environment:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.needs import needs_ldconfig
 from tests.roots import entry, tar_of
 from torchkiln.errors import BuildFailed
-from torchkiln.projects.apt.loader_cache import parse_cache
-from torchkiln.projects.apt.protected import Contents, contents_of, demand_apart, demand_harmless
+from torchkiln.projects.apt.protected import Contents, contents_of, demand_apart, demand_harmless, parse_cache
 
 
 def loader(*pairs: tuple[str, str]) -> bytes:

@@ -40,16 +40,15 @@ PURE_FOLDERS = frozenset(
 )
 PURE_FILES = frozenset(
     {
-        "projects/apt/loader_cache.py", "projects/apt/package_paths.py",
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py",
         "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
-        "projects/asked.py", "projects/choice.py", "projects/fixed.py", "projects/moves.py",
+        "projects/asked.py", "projects/choice.py", "projects/fixed.py",
         "projects/pyproject.py", "publishing/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
-        "projects/smoke/declared.py", "projects/smoke/modules.py", "smoke/report.py",
+        "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py",
         "smoke/suite_source.py", "smoke/verdict.py",
-        "projects/symbols/fit.py", "projects/symbols/names.py",
+        "projects/symbols/fit.py",
         "util/located_yaml.py",
     }
 )
@@ -60,9 +59,7 @@ IMPURE: Mapping[str, str] = {
     "attest/machine_key.py": "reads and makes the key in the cache",
     "attest/signers.py": "asks for keys and signs with them",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
-    "projects/gate/session.py": "reads reports and layers, at this moment",
-    "projects/gate/read.py": "reads the layers of an image",
-    "projects/gate/read_layer.py": "reads the layers of an image",
+    "projects/gate/read.py": "reads reports and layers, at this moment",
     "projects/gate/rules.py": "decides about the entries of a tar, which oci reads",
     "locks/choice.py": "names the settings of an index",
     "locks/folder.py": "reads the locks of bases and tools",

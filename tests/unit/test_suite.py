@@ -17,7 +17,7 @@ import pytest
 from tests.smoke_suites import DRIVER_PROBE, FACTS, SUITE, check_file, suite_with
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.projects.smoke.checks import project_suite
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.smoke import snapshot
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke

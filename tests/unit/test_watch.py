@@ -17,8 +17,7 @@ from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects import watch
 from torchkiln.projects.build import BuiltProject, ProjectSource
 from torchkiln.projects.code import read_code
-from torchkiln.projects.snapshot import snapshot
-from torchkiln.projects.watch import INTERVAL, WatchedProject, rebuilds
+from torchkiln.projects.watch import INTERVAL, WatchedProject, rebuilds, snapshot
 
 LOCK = "torchkiln.lock.json"
 FULL = None  # the image is built without the previous one
@@ -90,7 +89,11 @@ class Scene:
         code = read_code(self.folder)
         self.reading()
         return ProjectSource(
-            folder=self.folder, cell=cast(Any, "cell"), lock=cast(ProjectLock, lock), code=code
+            folder=self.folder,
+            cell=cast(Any, "cell"),
+            lock=cast(ProjectLock, lock),
+            needs=cast(Any, None),
+            code=code,
         )
 
     def _build(self, _: ProjectSource, before: BuiltProject | None) -> BuiltProject:
@@ -296,6 +299,7 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
             folder=scene.folder,
             cell=cast(Any, 1),
             lock=cast(ProjectLock, FakeLock("")),
+            needs=cast(Any, None),
             code=read_code(scene.folder),
         )
 

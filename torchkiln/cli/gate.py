@@ -15,7 +15,7 @@ from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
 from torchkiln.gate.clearance import project_json
 from torchkiln.gate.gate import GateResult, clear
-from torchkiln.projects.gate.session import judge_image
+from torchkiln.projects.gate.read import judge_image
 
 
 @click.command("gate", options_metavar="[OPTIONS]")

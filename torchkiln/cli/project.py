@@ -33,7 +33,7 @@ from torchkiln.cli.shared.options import (
     upgrade_option,
     vault_option,
 )
-from torchkiln.cli.shared.project import demand_lock, project_cell
+from torchkiln.cli.shared.project import project_cell
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
@@ -44,7 +44,7 @@ from torchkiln.projects.choice import Choice, choice_of
 if TYPE_CHECKING:
     from torchkiln.cli.shared.project_build import ProjectBuilder
     from torchkiln.locks.folder import LockFolder
-    from torchkiln.projects.ready import ProjectRequest
+    from torchkiln.projects.source import ProjectRequest
 
 
 @click.group("project", cls=Group)
@@ -123,7 +123,7 @@ def lock(
 
     A lock that exists keeps its versions unless --upgrade is used. Prints the packages that change.
     """
-    from torchkiln.projects.ready import ProjectRequest
+    from torchkiln.projects.source import ProjectRequest
 
     cell, locks = project_cell(chosen, folder, images)
     request = ProjectRequest(
@@ -146,16 +146,11 @@ def _lock(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
     from torchkiln.cli.shared.console import open_cache
     from torchkiln.cli.shared.lock_output import LockOutput, say
     from torchkiln.cli.shared.project_output import project_json, show_project
-    from torchkiln.projects.apt.wanted_packages import save_locked
     from torchkiln.projects.locking import lock_folder
-    from torchkiln.projects.sources.sdist import SandboxedBuilder
 
-    store = open_cache()
     with LockOutput().reporting() as report:
-        builder = SandboxedBuilder(store=store, report=report, locate=locks.matrix.locate)
-        found = lock_folder(request, locks, store, environ=os.environ, builder=builder, report=report)
+        found, path = lock_folder(request, locks, open_cache(), environ=os.environ, report=report)
     show_project(found)
-    path = save_locked(request.folder, found.lock, store)
     say(f"wrote {path}")
     click.echo(project_json(found) if as_json else found.lock.name)
 
@@ -164,10 +159,10 @@ def _check(request: ProjectRequest, locks: LockFolder) -> None:
     from torchkiln.base.remake import APT_EFFECTS, committed_effects
     from torchkiln.cli.shared.console import open_cache
     from torchkiln.cli.shared.lock_output import say
-    from torchkiln.projects.ready import ready_project
+    from torchkiln.projects.source import locked_folder
 
-    folder, environ = request.folder, os.environ
-    lock, _ = ready_project(request, locks, open_cache(), environ=environ, lock=lambda _: demand_lock(folder))
+    folder = request.folder
+    lock = locked_folder(request, locks, open_cache(), os.environ).lock
     effects = folder / APT_EFFECTS
     if lock.apt and effects.exists() and committed_effects(folder, lock.apt) is None:
         raise Stale(
@@ -195,7 +190,7 @@ class _Build:
         """What builds the project."""
         from torchkiln.cli.shared.project_build import ProjectBuilder
         from torchkiln.engine.build import BuildOptions
-        from torchkiln.projects.ready import ProjectRequest
+        from torchkiln.projects.source import ProjectRequest
 
         cell, locks = project_cell(self.chosen, self.folder, self.images)
         context = BuildContext(locks.matrix, locks.facts, self.images, self.locked, self.quiet)
@@ -303,10 +298,8 @@ def smoke(
     """
     from torchkiln.cli.shared.console import open_cache
     from torchkiln.cli.shared.smoke_output import SmokeLines
-    from torchkiln.projects.read import demand_folder
-    from torchkiln.projects.ready import ProjectRequest, needs_of, ready_project
-    from torchkiln.projects.settings import read_settings
-    from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
+    from torchkiln.projects.smoke.session import ProjectChecks, check_project
+    from torchkiln.projects.source import ProjectRequest, locked_folder
     from torchkiln.smoke.report import demand_pass
 
     checks = ProjectChecks(
@@ -319,18 +312,10 @@ def smoke(
         nonce=nonce,
     )
     key = key_of(key_file, files, nonce)
-    demand_folder(folder)
-    demand_lock(folder)
     chosen = CellOptions(matrix_file=matrix_file)
     cell, locks = project_cell(chosen, folder, images)
-    store, settings = open_cache(), read_settings(folder)
-    request = ProjectRequest(folder=folder, cell=cell)
-    lock, parent = ready_project(
-        request, locks, store, environ=os.environ, lock=lambda _: demand_lock(folder)
-    )
-    needs = needs_of(folder, parent, store, request.chosen(lock))
-    locked = LockedProjectFolder(folder=folder, needs=needs, lock=lock, cell=parent, settings=settings)
-    lines = SmokeLines()
-    report = check_project(locked, output, checks, store, lines, lambda: chosen.grid()[0].repository)
+    lines, store = SmokeLines(), open_cache()
+    project = locked_folder(ProjectRequest(folder=folder, cell=cell), locks, store, os.environ)
+    report = check_project(project, output, checks, store, lines, lambda: locks.matrix.repository)
     publish(report, files, key, printed=lines.printed)
     demand_pass(report)

@@ -24,9 +24,9 @@ from torchkiln.engine.keep import keep as keep_files
 from torchkiln.engine.keep import upstream as upstream_states
 from torchkiln.errors import ConfigError, NothingSelected, VerificationFailed
 from torchkiln.locks.lock import load_locked
+from torchkiln.projects.build import source_of
 from torchkiln.projects.keep import keep_project, project_tag
-from torchkiln.projects.ready import ProjectRequest
-from torchkiln.projects.source import source_of
+from torchkiln.projects.source import ProjectRequest
 from torchkiln.util.files import remove_tree
 from torchkiln.vault.places import vault_at
 

@@ -15,7 +15,7 @@ LABEL = "torchkiln.project"  # of a project's image: its name
 PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
-
+TEST = "test"  # the check of its image that runs only if the project has a test
 REPOSITORY = r"^https?://[A-Za-z0-9_.:\[\]-]+/[!$->A-~]*$"  # the URL of a repository, without credentials
 
 _SET = {"uniqueItems": True}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from torchkiln.base.remake import APT_EFFECTS, committed_effects, learn
 from torchkiln.engine import image as image_build
 from torchkiln.engine.build import BuildOptions, build_planned
 from torchkiln.engine.cache_claims import build_needs, remember_image
 from torchkiln.engine.environment import Environment, with_vaults
 from torchkiln.engine.fetched import fetched
 from torchkiln.errors import BadWheel, BuildFailed, Stale
+from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -24,24 +27,31 @@ from torchkiln.model.cell import PythonArchive
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
-from torchkiln.model.progress import Reporting
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import Origin, ProjectLock
-from torchkiln.projects.apt.os_layers import layers_of, own_paths
-from torchkiln.projects.apt.os_packages import ensure_apt
+from torchkiln.projects.apt.os_packages import ensure_apt, layers_of, own_paths
 from torchkiln.projects.built_layers import remember_layers
-from torchkiln.projects.code import ProjectCode
-from torchkiln.projects.effect import Effect, effect_of
-from torchkiln.projects.file import FILE
+from torchkiln.projects.code import ProjectCode, read_code
+from torchkiln.projects.effect import Effect, Files, effect_of, files_in_layer, files_of_wheel
+from torchkiln.projects.file import FILE, load_project
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.projects.installed import Files, files_in_layer, files_of_wheel
-from torchkiln.projects.name import demand_own_name
 from torchkiln.projects.plan import Parent, at_start, plan_project
-from torchkiln.projects.settings import NO_SETTINGS, ProjectSettings
-from torchkiln.projects.symbols.known import is_unread
-from torchkiln.projects.symbols.libraries import require_fitting
+from torchkiln.projects.settings import read_settings
+from torchkiln.projects.source import (
+    LockedFolder,
+    ProjectRequest,
+    demand_own_name,
+    fresh_parent,
+    locked_folder,
+    needs_of,
+)
+from torchkiln.projects.symbols.libraries import is_unread, require_fitting
 from torchkiln.projects.wheel_fetcher import OwnWheels, ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
+
+if TYPE_CHECKING:
+    from torchkiln.projects.lock import LockedProject
 
 _RECORDS = "effects"
 _STREAMS = 6
@@ -49,14 +59,10 @@ _RULES = 2  # raise it when `effect_of` returns another result for the same inpu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProjectSource:
-    """A project, and the lock of the cell on whose image it is built."""
+class ProjectSource(LockedFolder):
+    """A project with its locks and its code: what its image is built from."""
 
-    cell: LockedCell
-    lock: ProjectLock
     code: ProjectCode
-    folder: Path
-    settings: ProjectSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,52 @@ class BuiltProject:
     lock: ProjectLock  # its OS packages are those for the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
+
+
+def source_of(
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    made: Callable[[LockedProject, Path], None] | None,
+    report: Reporting = UNREPORTED,
+) -> ProjectSource:
+    """The project of *request*, whose locks are fresh; the project's lock is made if there is none.
+
+    :param made: receives a new lock and its path; None: no lock is made.
+    :param report: gets the steps in which a lock's OS packages are installed.
+    :raises ConfigError: a file of the project is invalid, or its code cannot be in an image.
+    :raises Stale: a lock is outdated, or there is no lock and *made* is None.
+    :raises Unresolvable: the project's requirements conflict with the image.
+    """
+    folder, settings = request.folder, read_settings(request.folder)
+
+    def code(wheels: Iterable[str]) -> ProjectCode:
+        """The code without *wheels*, which are installed, the folder of the setting `wheels`, and effects."""
+        without = (settings.wheels, APT_EFFECTS, *wheels)
+        return read_code(folder, without=tuple(filter(None, without)))
+
+    if made and load_project(folder) is None:
+        from torchkiln.projects.locking import lock_folder  # imported here because it loads slowly
+
+        parent = fresh_parent(locks, request.cell, environ)
+        needs = needs_of(folder, parent, store, request.chosen(None))
+        code(one.path for one in needs.requirements)  # its faults are reported before a lock is made
+        made(*lock_folder(request, locks, store, environ=environ, report=report))
+    project = locked_folder(request, locks, store, environ)
+    if apt := project.lock.apt:
+        learn(folder, apt, store)
+        if (effects := folder / APT_EFFECTS).exists() and not committed_effects(folder, apt):
+            report.say(f"warning: {effects} was made for another lock of the project, and is not used")
+    return ProjectSource(
+        folder=folder,
+        cell=project.cell,
+        lock=project.lock,
+        needs=project.needs,
+        settings=settings,
+        code=code(origin.path for origin in project.lock.origins),
+    )
 
 
 def build_project(
@@ -239,7 +291,7 @@ def with_project_wheels(
     """
 
     def rebuild(wheel: LockedWheel, origin: Origin) -> Path:
-        from torchkiln.projects.sources.rebuilt import rebuilt  # imported here because it loads slowly
+        from torchkiln.projects.sources.repositories import rebuilt  # imported here because it loads slowly
 
         return rebuilt(wheel, origin, cell, environment, locate)
 

@@ -24,7 +24,7 @@ from torchkiln.model.project import ProjectLock
 from torchkiln.oci.image import digest_of
 from torchkiln.projects.build import ProjectSource, with_project_wheels
 from torchkiln.projects.file import to_json
-from torchkiln.projects.sources.rebuilt import fetch_sdist, sdist_of
+from torchkiln.projects.sources.repositories import fetch_sdist, sdist_of
 from torchkiln.vault.places import Vault
 
 _NAME = 100  # characters of a project's name in a tag, which has at most 128

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.projects.bill import bill_of_project
-from torchkiln.projects.gate.read import project_image
-from torchkiln.projects.gate.session import judge_by_reports
+from torchkiln.projects.gate.read import judge_by_reports, project_image
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.projects.verify_project import verify_below, verify_project
 from torchkiln.publishing.names import names_of_project

@@ -1,4 +1,4 @@
-"""Locks the packages of a project for the image of one cell.
+"""Locks the packages of a project for the image of one cell, and lists what they change in it.
 
 The image's torch, its CUDA libraries and the packages that are built for them are fixed. The other packages
 of the image keep their versions where the project's requirements allow that. New packages get the newest
@@ -16,7 +16,6 @@ from packaging.specifiers import SpecifierSet
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.index.uv import Pin
 from torchkiln.locks.file import lock_digest
-from torchkiln.locks.request import kept_versions
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
 from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
@@ -24,10 +23,74 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of, hashes_of
-from torchkiln.projects.fixed import constraints_of, fixed_wheels, movable
+from torchkiln.projects.fixed import Ignored, constraints_of, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.moves import Move, moves_of
 from torchkiln.projects.settle import Behind, Resolver, Settler, newest_possible, without
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """One package of a project that is not in its image, or not in this version."""
+
+    name: str
+    before: str  # the image's version; "": the image does not have the package
+    after: str  # the version with the project
+    asked: tuple[str, ...] = ()  # where the project requires the package, "requirements.txt:3"
+    via: tuple[str, ...] = ()  # the packages that require this package
+    ignored: str = ""  # the version that a lock file pins; the image keeps its own
+
+    @property
+    def why(self) -> str:
+        """What requires the package, as text for the user."""
+        if self.ignored:
+            return f"{', '.join(self.asked)} has {self.ignored}, ignored"
+        return ", ".join((*self.asked, *self.via)) or "the image's own packages"
+
+
+def moves_of(
+    lock: ProjectLock,
+    parent: Iterable[LockedWheel],
+    *,
+    asked: Iterable[Asked] = (),
+    via: Mapping[str, tuple[str, ...]] | None = None,
+    ignored: Iterable[Ignored] = (),
+) -> tuple[Move, ...]:
+    """The packages that *lock* replaces, the packages that it adds, and the ignored pins.
+
+    The three groups come in this order; each is sorted by name.
+
+    :param parent: the wheels of the parent image.
+    """
+    before = {wheel.name: wheel.version for wheel in parent}
+    edges = via or {}
+    places: dict[str, tuple[str, ...]] = {}
+    for one in asked:
+        if one.by_name or not edges.get(one.name):
+            places[one.name] = (*places.get(one.name, ()), one.where)
+    found = [
+        Move(
+            name=wheel.name,
+            before=before.get(wheel.name, ""),
+            after=wheel.version,
+            asked=places.get(wheel.name, ()),
+            via=edges.get(wheel.name, ()),
+        )
+        for wheel in lock.wheels
+    ]
+    kept = [
+        Move(
+            name=pin.name,
+            before=before.get(pin.name, ""),
+            after=before.get(pin.name, ""),
+            asked=(pin.where,),
+            ignored=pin.version or "another version",
+        )
+        for pin in ignored
+    ]
+    return (
+        *sorted(found, key=lambda move: (not move.before, move.name)),
+        *sorted(kept, key=lambda move: move.name),
+    )
 
 
 class ProjectIndex(Resolver, Protocol):
@@ -58,20 +121,6 @@ class Parent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProjectVersions:
-    """The versions that a project's lock may use; `as_of`, `previous` and `upgrade` as in `lock.Versions`."""
-
-    as_of: str
-    previous: ProjectLock | None = None
-    upgrade: tuple[str, ...] = ()
-
-    @property
-    def kept(self) -> dict[str, str]:
-        """The version of each package of the previous lock that is not upgraded."""
-        return kept_versions(self.previous, self.upgrade)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LockedProject:
     """A lock, and what its user should know."""
 
@@ -88,13 +137,16 @@ def lock_project(
     needs: ProjectNeeds,
     parent: Parent,
     index: ProjectIndex,
-    versions: ProjectVersions,
     *,
+    as_of: str,
+    kept: Mapping[str, str],
     local: tuple[LocalWheel, ...] = (),
     untrusted: Collection[Source] = (),
 ) -> LockedProject:
     """The lock of the project with *needs* on the image *parent*.
 
+    :param as_of: as in `LockRequest`.
+    :param kept: the versions of the previous lock of packages that are not upgraded.
     :param local: the wheels that may be chosen in addition to those of the index.
     :param untrusted: the untrusted indexes; the lock is marked if it uses one.
     :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
@@ -106,9 +158,9 @@ def lock_project(
     fixed = fixed_wheels(cell.wheels)
     requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
     constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
-    wanted = replace(_request(requirements, constraints, parent, versions.as_of), local=local)
+    wanted = replace(_request(requirements, constraints, parent, as_of), local=local)
     own = tuple(asked.text for asked in requirements)
-    settler = Settler(index=index, parent=cell, own=own, kept=versions.kept, image=parent.wheels)
+    settler = Settler(index=index, parent=cell, own=own, kept=kept, image=parent.wheels)
     try:
         pins = settler.settled(wanted)
         old: tuple[Behind, ...] = ()
@@ -133,7 +185,7 @@ def lock_project(
         name=needs.name,
         parent=tag,
         parent_lock=lock_digest(cell),
-        as_of=versions.as_of,
+        as_of=as_of,
         inputs=inputs_digest(needs, cell),
         requirements=tuple(asked.text for asked in needs.requirements),
         extras=needs.choice.extras,

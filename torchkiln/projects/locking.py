@@ -29,19 +29,18 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import BuiltFrom, GitCommit, ProjectLock
 from torchkiln.plan.load import plan_locked
-from torchkiln.projects.apt.wanted_packages import kept_packages, with_packages
+from torchkiln.projects.apt.wanted_packages import kept_packages, save_locked, with_packages
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
 from torchkiln.projects.file import load_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.lock import LockedProject, Parent, ProjectVersions, lock_project
-from torchkiln.projects.name import demand_own_name
+from torchkiln.projects.lock import LockedProject, Parent, lock_project
 from torchkiln.projects.own_wheels import demand_wheels_folder, from_index, local_wheels
-from torchkiln.projects.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.projects.source import ProjectRequest, demand_own_name, fresh_parent, needs_of
 from torchkiln.projects.sources.repositories import Repositories, demand_allowed
-from torchkiln.projects.sources.sdists import SdistBuilder, Sdists
-from torchkiln.projects.symbols.known import is_unread
-from torchkiln.projects.symbols.libraries import require_fitting, require_known, still_known
+from torchkiln.projects.sources.sdist import SandboxedBuilder
+from torchkiln.projects.sources.sdists import Sdists
+from torchkiln.projects.symbols.libraries import is_unread, require_fitting, require_known, still_known
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.sizes import size
@@ -59,12 +58,11 @@ def lock_folder(
     store: Store,
     *,
     environ: Mapping[str, str],
-    builder: SdistBuilder,
     report: Reporting = UNREPORTED,
-) -> LockedProject:
-    """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
+) -> tuple[LockedProject, Path]:
+    """Lock a project, and write its lock; versions of the present lock are kept unless upgraded.
 
-    :param builder: builds sdists that the project's settings name.
+    :returns: also the path of the lock.
     :param report: receives the progress messages.
     :raises ConfigError: the project's files are invalid, or exclude the image's Python or torch, or the
         project's name is that of another image.
@@ -86,6 +84,7 @@ def lock_folder(
     demand_wheels_folder(request.folder, needs.wheels)
     own, left_out = _local(needs, request.folder, parent, index)
     known = _builds(previous, request.upgrade)
+    builder = SandboxedBuilder(store=store, environ=environ, report=report, locate=locks.matrix.locate)
     sdists = Sdists(index, parent, builder, as_of=date, known=known)
     settings = index.pages.settings
     required = _repositories(needs, parent)
@@ -106,7 +105,8 @@ def lock_folder(
                 wheels=_wheels_of_image(parent, store),
             ),
             index,
-            ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
+            as_of=date,
+            kept=kept_versions(previous, request.upgrade),
             local=required_by_name((*own, *built, *offered)),
             untrusted=settings.untrusted,
         )
@@ -120,7 +120,7 @@ def lock_folder(
     unread = require_fitting(lock, _on_present_base(parent, store, environ), store)
     versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
-    return with_packages(
+    found = with_packages(
         replace(found, lock=lock, yanked=yanked, unread=unread),
         needs.apt,
         kept_packages(previous.apt if previous else None, request.upgrade),
@@ -129,6 +129,7 @@ def lock_folder(
         environ=environ,
         report=report,
     )
+    return found, save_locked(request.folder, found.lock, store)
 
 
 def _wheels_of_image(image: LockedCell, store: Store) -> tuple[LocalWheel, ...]:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
-from torchkiln.projects import pylock, uv_lock
+from torchkiln.projects import pylock
 from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
 from torchkiln.projects.files import Lines, read_inside
 from torchkiln.projects.pyproject import FILE, Pyproject, parse_pyproject, requirements_of
-from torchkiln.projects.requirement import Requirements
-from torchkiln.projects.requirements_file import read_requirements
+from torchkiln.projects.requirement import Requirements, read_requirements
 from torchkiln.store.store import Store
 
 REQUIREMENTS = "requirements.txt"
@@ -34,7 +33,7 @@ def read_project(
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
     demand_folder(folder)
-    present = {name for name in (pylock.FILE, uv_lock.FILE, FILE, REQUIREMENTS) if _has(folder, name)}
+    present = {name for name in (pylock.FILE, pylock.UV_LOCK, FILE, REQUIREMENTS) if _has(folder, name)}
     file = parse_pyproject(_read(folder, FILE)) if FILE in present else Pyproject()
     name = file.name(folder.resolve().name)
     constraints: tuple[Asked, ...] = ()
@@ -44,14 +43,14 @@ def read_project(
         named = {asked.name for asked in _own(file, known)}
         lock = _read(folder, pylock.FILE)
         source, (requirements, python) = pylock.FILE, pylock.packages_of(lock, named, environment, choice)
-    elif uv_lock.FILE in present:
+    elif pylock.UV_LOCK in present:
         if not file.project:
             raise ConfigError(
-                f"{uv_lock.FILE}: there is no {FILE} with [project] beside it",
+                f"{pylock.UV_LOCK}: there is no {FILE} with [project] beside it",
                 hint=f"add the {FILE} from which uv made it",
             )
-        source, own, python = uv_lock.FILE, _own(file, choice), file.requires_python
-        requirements = uv_lock.packages_of(_read(folder, uv_lock.FILE), name, own, choice, store)
+        source, own, python = pylock.UV_LOCK, _own(file, choice), file.requires_python
+        requirements = pylock.packages_of_uv(_read(folder, pylock.UV_LOCK), name, own, choice, store)
     elif REQUIREMENTS in present and "dependencies" not in file.project:
         if choice.any:
             raise ConfigError(
@@ -78,7 +77,7 @@ def read_project(
         requirements=requirements,
         constraints=constraints,
         requires_python=python,
-        is_lock=source in (pylock.FILE, uv_lock.FILE),
+        is_lock=source in (pylock.FILE, pylock.UV_LOCK),
         choice=choice,
     )
 

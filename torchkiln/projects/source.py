@@ -1,81 +1,120 @@
-"""Reads a project for a build: its code, its lock, and the lock of the cell on whose image it is built."""
+"""Reads a project: its settings and requirements, its lock and that of its cell, which must be fresh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torchkiln.base.remake import APT_EFFECTS, committed_effects, learn
-from torchkiln.errors import Stale
+from packaging.utils import canonicalize_name
+
+from torchkiln.errors import ConfigError, Stale
 from torchkiln.locks.folder import LockFolder
+from torchkiln.locks.freshness import require_fresh
 from torchkiln.locks.lock import how_to_lock
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.tags import aliases_for, misfit
+from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
-from torchkiln.projects.build import ProjectSource
-from torchkiln.projects.code import ProjectCode, read_code
-from torchkiln.projects.file import FILE
-from torchkiln.projects.ready import ProjectRequest, needs_of, ready_project
-from torchkiln.projects.settings import read_settings
+from torchkiln.projects.asked import ProjectNeeds, environment_of
+from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
+from torchkiln.projects.file import FILE, load_project
+from torchkiln.projects.freshness import require_fresh_project
+from torchkiln.projects.own_wheels import with_own_wheels
+from torchkiln.projects.read import read_project
+from torchkiln.projects.settings import NO_SETTINGS, ProjectSettings, read_settings
 from torchkiln.store.store import Store
 
-if TYPE_CHECKING:
-    from torchkiln.projects.lock import LockedProject
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectRequest:
+    """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`.
 
-def source_of(
-    request: ProjectRequest,
-    locks: LockFolder,
-    store: Store,
-    *,
-    environ: Mapping[str, str],
-    made: Callable[[LockedProject, Path], None] | None,
-    report: Reporting = UNREPORTED,
-) -> ProjectSource:
-    """The project of *request*, whose locks are fresh; the project's lock is made if there is none.
-
-    :param made: receives a new lock and its path; None: no lock is made.
-    :param report: gets the steps in which a lock's OS packages are installed.
-    :raises ConfigError: a file of the project is invalid, or its code cannot be in an image.
-    :raises Stale: a lock is outdated, or there is no lock and *made* is None.
-    :raises Unresolvable: the project's requirements conflict with the image.
+    `choice`: the extras and groups; `may_lack`: names of libraries that may be missing, and of packages whose
+    libraries are not checked. None: the values of the project's lock.
     """
 
-    settings = read_settings(request.folder)  # its faults are reported before a lock is made, too
+    folder: Path
+    cell: Cell
+    choice: Choice | None = None
+    as_of: str | None = None
+    upgrade: tuple[str, ...] = ()
+    may_lack: tuple[str, ...] | None = None
 
-    def code(wheels: Iterable[str]) -> ProjectCode:
-        """The code without *wheels*, which are installed, the folder of the setting `wheels`, and effects."""
-        without = (settings.wheels, APT_EFFECTS, *wheels)
-        return read_code(request.folder, without=tuple(filter(None, without)))
+    def chosen(self, lock: ProjectLock | None) -> Choice:
+        """`choice`; if that is None, the extras and groups of *lock*, the project's present lock."""
+        if self.choice is None:
+            return choice_of(lock.extras, lock.groups) if lock else NO_CHOICE
+        return self.choice
 
-    def lock(parent: LockedCell) -> ProjectLock:
-        if made is None:
-            raise Stale(
-                f"{request.folder / FILE}: no such file: the project is not locked",
-                hint=f"run: {how_to_lock(request.cell, project=request.folder)}",
-            )
-        from torchkiln.projects.apt.wanted_packages import save_locked
-        from torchkiln.projects.locking import lock_folder
-        from torchkiln.projects.sources.sdist import SandboxedBuilder  # these load slowly
 
-        needs = needs_of(request.folder, parent, store, request.chosen(None))
-        code(one.path for one in needs.requirements)  # its faults are reported before a lock is made
-        builder = SandboxedBuilder(store=store, environ=environ, report=report, locate=locks.matrix.locate)
-        found = lock_folder(request, locks, store, environ=environ, builder=builder, report=report)
-        made(found, save_locked(request.folder, found.lock, store))
-        return found.lock
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedFolder:
+    """A project with its lock, and the lock of the cell on whose image it is built."""
 
-    locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
-    if locked.apt:
-        learn(request.folder, locked.apt, store)
-        effects = request.folder / APT_EFFECTS
-        if effects.exists() and not committed_effects(request.folder, locked.apt):
-            report.say(f"warning: {effects} was made for another lock of the project, and is not used")
-    return ProjectSource(
-        cell=cell,
-        lock=locked,
-        code=code(origin.path for origin in locked.origins),
-        folder=request.folder,
-        settings=settings,
-    )
+    folder: Path
+    cell: LockedCell
+    lock: ProjectLock
+    needs: ProjectNeeds
+    settings: ProjectSettings = NO_SETTINGS
+
+
+def locked_folder(
+    request: ProjectRequest, locks: LockFolder, store: Store, environ: Mapping[str, str]
+) -> LockedFolder:
+    """The project of *request*; its lock and that of its cell are fresh.
+
+    :raises ConfigError: the project's files are invalid.
+    :raises Stale: a lock is missing or outdated.
+    """
+    folder, lock = request.folder, load_project(request.folder)
+    parent = fresh_parent(locks, request.cell, environ)
+    if lock is None:
+        raise Stale(
+            f"{folder / FILE}: no such file: the project is not locked",
+            hint=f"run: {how_to_lock(request.cell, project=folder)}",
+        )
+    needs = needs_of(folder, parent, store, request.chosen(lock))
+    require_fresh_project(folder, lock, needs, parent)
+    return LockedFolder(folder=folder, cell=parent, lock=lock, needs=needs, settings=read_settings(folder))
+
+
+def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO_CHOICE) -> ProjectNeeds:
+    """What the project in *folder* requires in the image of *parent*, with the extras and groups of *choice*.
+
+    :raises ConfigError: a file is invalid, lacks an extra or a group, or has requirements that cannot be
+        locked; lists all faults.
+    :raises Stale: uv.lock was made from another pyproject.toml.
+    """
+    needs = read_project(folder, environment_of(parent.python.version), store, choice)
+    settings = read_settings(folder)
+    build = tuple(sorted({canonicalize_name(name) for name in settings.build}))
+    needs = replace(needs, apt=tuple(sorted(settings.apt)), build=build)
+    return with_own_wheels(needs, folder, settings.wheels, store)
+
+
+def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
+    """The lock of *cell*, made from the present matrix and facts.
+
+    :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
+    :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
+    """
+    locked = locks.load(cell)
+    if not locked.by_record:
+        return locks.fresh(cell, environ)
+    require_fresh(locked, locks.resolution(cell), locks.bound)
+    return locked
+
+
+def demand_own_name(name: str, tag: str, matrix: Matrix) -> None:
+    """Check that the *name* of a project on the image *tag* is not the name of another image.
+
+    :raises ConfigError: *name* is the name of another image.
+    """
+    own = name == tag or name in aliases_for(tag, matrix)
+    if why := f"it is a tag of {tag}" if own else misfit(name, tag, matrix):
+        raise ConfigError(
+            f"{name}: not a name for the project's image: {why}",
+            hint="set another name in pyproject.toml, under [project]",
+        )

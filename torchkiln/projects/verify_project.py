@@ -20,14 +20,13 @@ from torchkiln.gate.gate import request_faults
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import parse_digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.project import APP, LABEL, PARENT_LABEL
+from torchkiln.model.project import APP, LABEL, PARENT_LABEL, TEST
 from torchkiln.oci.labels import container_config, labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.projects.gate.config import ConfigRules, config_faults
 from torchkiln.projects.gate.read import ProjectImage, prefix_faults, read_evidence
 from torchkiln.projects.smoke.account import account_of
-from torchkiln.projects.smoke.declared import TEST
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.projects.smoke.checks import project_suite
 from torchkiln.publishing.attached import AttachedStatements, Point, of_sbom, reports_in
 from torchkiln.publishing.verify import Verification, VerifyCriteria
 from torchkiln.registry import pulling

@@ -5,19 +5,32 @@ Files are polled: the kernel's notifications do not say what git ignores, and ne
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchkiln.base.remake import APT_EFFECTS
 from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.model.plan import OverlayFile, OverlayLink
+from torchkiln.projects import pylock
 from torchkiln.projects.build import BuiltProject, ProjectSource
-from torchkiln.projects.snapshot import Snapshot, changed_paths, snapshot
+from torchkiln.projects.code import ProjectCode, code_paths
+from torchkiln.projects.file import FILE
+from torchkiln.projects.pyproject import FILE as PYPROJECT
+from torchkiln.projects.read import REQUIREMENTS
+from torchkiln.projects.settings import FILE as SETTINGS
 
 INTERVAL = 0.25  # seconds between two polls
 SETTLE = 0.05  # seconds between polls after a change, until no file changes: editors and git write several
 _MOST_POLLS = 40  # maximum number of these polls; then the files are read in any case
 _IDLE, _LONGEST = 10, 2.0  # after a slow poll, the pause is 10 times as long, but at most 2 seconds
+#: By path: values of lstat. At least one changes if the bytes, the type or the mode of the file change.
+Snapshot = Mapping[str, tuple[int, ...]]
+
+# These files determine the lock and the settings; they are included even if git ignores them.
+_ALSO = (pylock.FILE, pylock.UV_LOCK, PYPROJECT, REQUIREMENTS, FILE, SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,11 +147,49 @@ def _wheels_of(source: ProjectSource) -> tuple[Path, ...]:
 
 def _is_same(one: ProjectSource, other: ProjectSource) -> bool:
     """Whether both give the same image."""
-    first, second = (replace(each, code=replace(each.code, notes=())) for each in (one, other))
-    return first == second
+    if (one.cell, one.lock, one.settings) != (other.cell, other.lock, other.settings):
+        return False
+    return (one.code.files, one.code.links) == (other.code.files, other.code.links)
 
 
 def _as_error(error: KilnError | OSError) -> KilnError:
     if isinstance(error, KilnError):
         return error
     return BuildFailed(f"{error.filename or 'the project'}: {error.strerror or error}")
+
+
+def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
+    """The lstat values of the code in *folder*, of its locks and settings, and of the files *beside*.
+
+    Empty if the folder cannot be listed; `read_code` says why.
+    """
+    try:
+        names = {*code_paths(folder, (APT_EFFECTS,)), *_ALSO}
+    except (KilnError, OSError):
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for path in (*(os.path.join(folder, name) for name in names), *map(str, beside)):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        found[path] = (
+            status.st_mode,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,  # changes even if the modification time is set back
+            status.st_ino,
+        )
+    return found
+
+
+def changed_paths(before: ProjectCode, after: ProjectCode) -> tuple[str, ...]:
+    """The paths that differ, sorted; `+` marks a new path, `-` a removed one."""
+    old, new = _by_path(before), _by_path(after)
+    paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return tuple(path if path in old and path in new else f"{'+-'[path in old]}{path}" for path in paths)
+
+
+def _by_path(code: ProjectCode) -> dict[str, OverlayFile | OverlayLink]:
+    entries: tuple[OverlayFile | OverlayLink, ...] = (*code.files, *code.links)
+    return {entry.path: entry for entry in entries}

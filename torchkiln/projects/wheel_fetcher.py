@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Fetcher
@@ -50,7 +51,7 @@ class ProjectWheels:
         return self._own if wheel.index is Source.PROJECT else self._indexes
 
 
-class OwnWheels:
+class OwnWheels(LazyIndex):
     """A Fetcher for the wheels that no index has: from the project's *folder*, by URL, or built."""
 
     def __init__(
@@ -61,19 +62,14 @@ class OwnWheels:
         environ: Mapping[str, str],
         rebuild: Rebuild,
     ) -> None:
+        super().__init__(store)
         self._folder, self._origins = folder, {one.name: one for one in origins}
-        self._store, self._environ, self._rebuild = store, environ, rebuild
-        self._own: OwnDownloads | None = None  # created when it is needed: this runs pip
-        self._opening = threading.Lock()
+        self._environ, self._rebuild = environ, rebuild
         self._building = threading.Lock()  # one build at a time: each may use gigabytes
-
-    def size(self, wheel: LockedWheel) -> int:
-        """See Fetcher."""
-        return self._downloads().size(wheel)
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """See Fetcher; None for a wheel that has to be built."""
-        return None if self._origins[wheel.name].built else self._downloads().tail(wheel, count)
+        return None if self._origins[wheel.name].built else super().tail(wheel, count)
 
     def fetch(
         self,
@@ -90,15 +86,12 @@ class OwnWheels:
                 os.replace(self._rebuild(wheel, origin), path)  # the caller moves it into the cache
             on_progress(wheel.size)
         else:
-            self._downloads().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+            super().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
 
-    def _downloads(self) -> OwnDownloads:
+    def _open(self) -> OwnDownloads:
         from torchkiln.index.pages import Pages  # imported here because they load slowly
         from torchkiln.index.settings import index_settings
         from torchkiln.projects.wheel_files import OwnDownloads
 
-        with self._opening:
-            if self._own is None:
-                pages = Pages(index_settings(self._environ), self._store)
-                self._own = OwnDownloads(pages, self._folder, self._origins.values())
-            return self._own
+        pages = Pages(index_settings(self._environ), self._store)
+        return OwnDownloads(pages, self._folder, self._origins.values())

@@ -14,11 +14,10 @@ from torchkiln.engine.build import BuildOptions
 from torchkiln.engine.environment import open_environment
 from torchkiln.locks.folder import LockFolder
 from torchkiln.model.progress import Reporting
-from torchkiln.projects.build import BuiltProject, ProjectSource, build_project
+from torchkiln.projects.build import BuiltProject, ProjectSource, build_project, source_of
 from torchkiln.projects.code import ProjectCode
 from torchkiln.projects.file import FILE
-from torchkiln.projects.ready import ProjectRequest
-from torchkiln.projects.source import source_of
+from torchkiln.projects.source import ProjectRequest
 from torchkiln.util.sizes import size
 
 if TYPE_CHECKING:

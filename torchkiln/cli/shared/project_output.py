@@ -13,8 +13,7 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.project import Origin
 from torchkiln.model.untrusted import USES
 from torchkiln.projects.choice import choice_of
-from torchkiln.projects.lock import LockedProject
-from torchkiln.projects.moves import Move
+from torchkiln.projects.lock import LockedProject, Move
 from torchkiln.projects.settle import Behind
 from torchkiln.util import codec
 

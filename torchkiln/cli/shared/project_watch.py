@@ -19,8 +19,7 @@ from torchkiln.engine.environment import open_environment
 from torchkiln.errors import KilnError
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.progress import Silent
-from torchkiln.projects.build import BuiltProject, ProjectSource, rebuild_project
-from torchkiln.projects.source import source_of
+from torchkiln.projects.build import BuiltProject, ProjectSource, rebuild_project, source_of
 from torchkiln.projects.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.registry.push import Pushed
 from torchkiln.util.sizes import size

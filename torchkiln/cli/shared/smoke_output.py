@@ -116,22 +116,15 @@ class BuildSmoke:
 
     def of_project(self, result: dict[str, Any], source: ProjectSource) -> KilnError | None:
         """As `of_cell`, with the checks of a project, on this host's GPUs if it has any."""
-        from torchkiln.projects.choice import choice_of
-        from torchkiln.projects.ready import needs_of
-        from torchkiln.projects.smoke.session import LockedProjectFolder, ProjectChecks, check_project
+        from torchkiln.projects.smoke.session import ProjectChecks, check_project
 
         store, matrix, layout = self.context.store(), self.context.matrix, Path(result["layout"])
-        folder, cell, lock = source.folder, source.cell, source.lock
-        needs = needs_of(folder, cell, store, choice_of(lock.extras, lock.groups))
-        project = LockedProjectFolder(
-            folder=folder, needs=needs, lock=lock, cell=cell, settings=source.settings
-        )
         checks = ProjectChecks(gpus="all" if tier_here(Policy()) else None)
-        lines = SmokeLines(quiet=self.context.quiet, again=f"torchkiln project smoke {folder}")
+        lines = SmokeLines(quiet=self.context.quiet, again=f"torchkiln project smoke {source.folder}")
 
         def run() -> SmokeReport:
             repository, days = (lambda: matrix.repository), matrix.policy.age
-            return check_project(project, layout, checks, store, lines, repository, days=days)
+            return check_project(source, layout, checks, store, lines, repository, days=days)
 
         return self._tested(result, lines, run)
 

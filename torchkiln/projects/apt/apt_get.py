@@ -1,13 +1,16 @@
 """Resolves packages on the layers of an OS with apt.
 
-apt runs on this machine with the package list of an unpacked root, and checks the archive's signature.
+apt runs on this machine with the package list of an unpacked root, and checks the archive's signature. What
+it would do is read from the output of `apt-get --simulate`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.archive import read_dates, read_lists
@@ -17,11 +20,21 @@ from torchkiln.base.on_top import BaseWork, base_work, existing
 from torchkiln.base.recipe import recipe
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.model.apt import OsLayers
-from torchkiln.model.lock import DebFile
+from torchkiln.model.lock import DebFile, OsPackage
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.projects.apt.apt_plan import AptPlan, is_removal, plan_of, reasons, unknown
 from torchkiln.store.store import Store
 
+_INSTALL = re.compile(
+    r"Inst (?P<name>[a-z0-9][a-z0-9+.-]*)(?::\w+)? (?:\[(?P<old>[^\]]+)\] )?\((?P<new>\S+) .*"
+)
+_REMOVE = re.compile(r"(?:Remv|Purg) (?P<name>[a-z0-9][a-z0-9+.-]*)(?::\w+)? \[(?P<old>[^\]]+)\].*")
+# apt's reasons: errors, what provides a virtual package, unmet dependencies.
+_REASON = re.compile(
+    r"E: .+|Package \S+ is a virtual package provided by:|  [a-z0-9][a-z0-9+.-]*(:\w+)? \S+( \(= \S+\))?"
+    r"|( *\S+ :| ) +(Pre-?Depends|Depends|Breaks|Conflicts): .+"
+)
+_REMOVED = " → (removed)"
+_MAX_LINES = 5  # in a message; the first lines name the cause, later lines follow from it
 _PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
 _OK = "torchkiln: apt has a plan"
 _SHOWN = 8  # maximum number of packages in a message
@@ -45,6 +58,41 @@ else
     apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
 fi
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AptPlan:
+    """The packages that apt would add, and what it would do to installed ones."""
+
+    added: tuple[OsPackage, ...]  # sorted by name
+    changes: tuple[str, ...]  # "libssl3 3.0.17 → 3.0.18", "mawk 1.3.4 → (removed)"
+
+
+def plan_of(lines: Iterable[str]) -> AptPlan:
+    """The plan in the output *lines*."""
+    added, changes = [], []
+    for line in lines:
+        if found := _INSTALL.fullmatch(line):
+            if found["old"]:
+                changes.append(f"{found['name']} {found['old']} → {found['new']}")
+            else:
+                added.append(OsPackage(name=found["name"], version=found["new"]))
+        elif found := _REMOVE.fullmatch(line):
+            changes.append(f"{found['name']} {found['old']}{_REMOVED}")
+    return AptPlan(
+        added=tuple(sorted(added, key=lambda package: package.name)), changes=tuple(sorted(changes))
+    )
+
+
+def is_removal(change: str) -> bool:
+    """Whether one of `AptPlan.changes` removes a package."""
+    return change.endswith(_REMOVED)
+
+
+def reasons(lines: Iterable[str]) -> tuple[str, ...]:
+    """The first lines that say why apt has no plan."""
+    found = [line.strip() for line in lines if _REASON.fullmatch(line)]
+    return tuple(found[:_MAX_LINES]) or ("(apt names no packages)",)
 
 
 def resolve(
@@ -112,8 +160,6 @@ def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path
     os_name = layers.base.os
     lines = _lines(plan)
     hint = "correct apt in the project's settings (docs/projects.md)"
-    if faults := unknown(lines, os_name):
-        raise Unresolvable("\n".join(f"apt: {fault}" for fault in faults), hint=hint)
     solved = _OK in lines
     found = plan_of(lines if solved else _lines(freely))
     if found.changes:
@@ -128,9 +174,8 @@ def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path
             hint=_CONFLICT if all(map(is_removal, found.changes)) else _OLD,
         )
     if not solved:
-        raise Unresolvable(
-            "\n".join(("apt: unmet dependencies:", *(f"  {reason}" for reason in reasons(lines)))), hint=hint
-        )
+        why = "\n".join(f"  {reason}" for reason in reasons(lines))
+        raise Unresolvable(f"apt: {', '.join(names)}: cannot be installed in {os_name}:\n{why}", hint=hint)
     there = {package.name for package in (*found.added, *layers.packages)}
     if others := [name for name in names if name.partition("=")[0] not in there]:
         raise Unresolvable(

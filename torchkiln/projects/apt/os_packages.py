@@ -25,7 +25,8 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import LockedApt, OsLayers, packages_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import DebFile, package_changes
+from torchkiln.model.lock import DebFile, LockedCell, package_changes
+from torchkiln.model.plan import ImagePlan, OverlayLayer
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, encode
@@ -278,3 +279,16 @@ def _checked(path: Path, blob: Blob, debs: tuple[DebFile, ...], layers: OsLayers
     notes = demand_harmless(lower, upper, what=_WHAT)
     paths = sorted(path for path, kind in upper.kinds.items() if kind != "folder")
     return MadeApt(blob=blob, paths=tuple(paths), notes=notes)
+
+
+def layers_of(locked: LockedCell) -> OsLayers:
+    """The layers of the image of *locked* that have OS packages."""
+    return OsLayers(base=locked.base, tools=locked.tools)
+
+
+def own_paths(plan: ImagePlan) -> frozenset[str]:
+    """The paths of the files and links that torchkiln adds above the OS in the image of *plan*."""
+    layers = plan.of(OverlayLayer)
+    files = [file.path for layer in layers for file in layer.files]
+    links = [link.path for layer in layers for link in layer.links]
+    return frozenset({*files, *links})

@@ -1,32 +1,155 @@
 """Decides whether packages of the archive change what the tests of an image cover. Pure.
 
 dpkg lets no package replace another package's files, but the scripts of packages can change any file. So the
-layer that they made is compared with the lower layers.
+layer that they made is compared with the lower layers: its paths, and /etc/ld.so.cache, in which the loader
+looks up the libraries that a program needs.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.plan import WHITEOUT
+from torchkiln.model.recipe import PREFIX
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
-from torchkiln.projects.apt import loader_cache
-from torchkiln.projects.apt.loader_cache import LoaderCache, parse_cache
-from torchkiln.projects.apt.package_paths import (
-    LIST,
-    LIST_LIMIT,
-    is_of_image,
-    is_of_wheels,
-    owners_of,
-    path_fault,
-    pth_file,
-)
 
+_CACHE = "etc/ld.so.cache"
+_CACHE_LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
+_MAGIC = b"glibc-ld.so.cache1.1"
+_HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of strings
+_NUMBER = re.compile(r"[0-9]+")
+_LONGEST = 4096  # bytes of a path
+_ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities
+
+#: Name of a library -> the paths at which the loader would search it, in that order.
+LoaderCache = Mapping[str, tuple[str, ...]]
+#: dpkg's list of the files of one package.
+LIST = re.compile(r"var/lib/dpkg/info/([a-z0-9][a-z0-9+.-]*)(?::[a-z0-9]+)?\.list")
+LIST_LIMIT = 16 << 20  # bytes; the largest lists have two million
+
+_FORBIDDEN = re.compile(
+    rf"({re.escape(PREFIX.lstrip('/'))}|opt/python|opt/torchkiln|etc/torchkiln|usr/local/cuda[^/]*"
+    r"|usr/local/nvidia|app)(/.*)?|etc/ld\.so\.preload"
+)
+# The driver's libraries are those of the host: an engine mounts them into the container.
+_DRIVER = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\..*)?")
+_KEYS = re.compile(r"etc/ssl/private/.+")
+_DIST_PACKAGES = r"usr/(?:local/)?lib/python3[^/]*/(?:dist-packages/)?"
+_AT_START = re.compile(_DIST_PACKAGES + r"(site|user)customize(\.py|\.[^/]*\.so|/.*)?")
+_PTH = re.compile(_DIST_PACKAGES + r"([^/]+\.pth)")
+# Names of libraries in the wheels of torch and NVIDIA, which find each other by their rpath.
+_OF_WHEELS = re.compile(
+    r"lib(cu(dart|blas|blasLt|dnn\w*|fft|fftw|rand|solver|solverMg|sparse|sparseLt|pti|file\w*)"
+    r"|nv(rtc|rtc-builtins|JitLink|ToolsExt|shmem\w*|blas)|nccl|torch\w*|c10\w*|caffe2_nvrtc|shm)\.so.*"
+)
 _LISTED = 8  # maximum number of faults in a message
+
+
+def parse_cache(data: bytes) -> LoaderCache:
+    """The libraries in *data*.
+
+    :raises ValueError: it is not in this format, or is truncated.
+    """
+    if not data.startswith(_MAGIC) or len(data) < _HEADER.size:
+        raise ValueError("invalid ld.so.cache")
+    _, count, _ = _HEADER.unpack_from(data)
+    if _HEADER.size + count * _ENTRY.size > len(data):
+        raise ValueError("ld.so.cache is truncated")
+    found: dict[str, list[str]] = {}
+    for number in range(count):
+        _, name, path, _, _ = _ENTRY.unpack_from(data, _HEADER.size + number * _ENTRY.size)
+        found.setdefault(_text(data, name), []).append(_text(data, path))
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
+    """A message for each library of *before* that the loader would not find, or would find elsewhere."""
+    new = _by_key(after)
+    for name, paths in sorted(_by_key(before).items()):
+        now = new.get(name, [])
+        if not now:
+            yield f"{name} would no longer be found"
+        elif now != paths:
+            other = next((path for path in now if path not in paths), now[0])
+            yield f"{name} would be loaded from {other.lstrip('/')}, not from {paths[0].lstrip('/')}"
+
+
+def name_key(library: str) -> str:
+    """*library* in the form in which the loader compares names: libc.so.06 is libc.so.6.
+
+    The loader compares numbers in a name by their value, an integer of 32 bits.
+    """
+    return _NUMBER.sub(lambda found: str(int(found[0]) & 0xFFFFFFFF), library)
+
+
+def _by_key(cache: LoaderCache) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, paths in cache.items():
+        found.setdefault(name_key(name), []).extend(paths)
+    return found
+
+
+def _text(data: bytes, offset: int) -> str:
+    end = data.find(b"\0", offset, offset + _LONGEST)
+    if end < 0:
+        raise ValueError("ld.so.cache is truncated")
+    return data[offset:end].decode(errors="backslashreplace")
+
+
+def is_of_image(path: str) -> bool:
+    """Whether *path* is, or is in, a folder that torchkiln manages, or is /etc/ld.so.preload."""
+    return _FORBIDDEN.fullmatch(path) is not None
+
+
+def path_fault(path: str) -> str:
+    """Why no package may have a file at *path*, which `is_of_image` does not cover; empty if packages may."""
+    if _AT_START.fullmatch(path):
+        return "runs at each start of Python"
+    if _KEYS.fullmatch(path):
+        return "is a private key, which each machine must generate"
+    if is_of_driver(path.rpartition("/")[2]):
+        return "is a library of the driver, which the host provides"
+    return ""
+
+
+def is_of_driver(library: str) -> bool:
+    """Whether *library* is the name of a library of NVIDIA's driver."""
+    return _DRIVER.fullmatch(library) is not None
+
+
+def is_of_wheels(library: str) -> bool:
+    """Whether *library* is the name of a library in the wheels of torch or NVIDIA."""
+    return _OF_WHEELS.fullmatch(library) is not None
+
+
+def pth_file(path: str) -> str:
+    """The name of the .pth file *path*, which Python runs at each start; empty: it is another file."""
+    found = _PTH.fullmatch(path)
+    return found[1] if found else ""
+
+
+def owners_of(lists: Mapping[str, str], roots: Mapping[str, str]) -> dict[str, str]:
+    """The package of each path in *lists*, the contents of dpkg's .list files by package.
+
+    :param roots: top-level folders that are links, with their targets: lib -> usr/lib.
+    """
+    return {
+        _merged(path.lstrip("/"), roots): package
+        for package, text in lists.items()
+        for path in text.splitlines()
+    }
+
+
+def _merged(path: str, roots: Mapping[str, str]) -> str:
+    """*path* with its top-level folder replaced by the target, if that folder is a link."""
+    top, slash, rest = path.partition("/")
+    return f"{roots[top]}/{rest}" if slash and top in roots else path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +180,7 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
                 continue
             if (found := LIST.fullmatch(entry.path)) and entry.size <= LIST_LIMIT:
                 lists[found[1]] = b"".join(tar.content()).decode(errors="backslashreplace")
-            elif entry.path == loader_cache.PATH and entry.size <= loader_cache.LIMIT:
+            elif entry.path == _CACHE and entry.size <= _CACHE_LIMIT:
                 libraries = parse_cache(b"".join(tar.content()))
     return Contents(kinds=kinds, owners=owners_of(lists, roots), libraries=libraries)
 
@@ -71,7 +194,7 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
     """
     faults = list(_faults(lower, layer))
     if layer.libraries:
-        faults += loader_cache.changed_libraries(lower.libraries, layer.libraries)
+        faults += changed_libraries(lower.libraries, layer.libraries)
     if faults:
         raise refused(faults, what)
     return (*_notes(lower, layer),)

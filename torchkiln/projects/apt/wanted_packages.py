@@ -13,8 +13,7 @@ from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Reporting
 from torchkiln.model.project import ProjectLock
-from torchkiln.projects.apt.os_layers import layers_of, own_paths
-from torchkiln.projects.apt.os_packages import lock_apt
+from torchkiln.projects.apt.os_packages import layers_of, lock_apt, own_paths
 from torchkiln.projects.file import save_project
 from torchkiln.projects.lock import LockedProject
 from torchkiln.store.store import Store

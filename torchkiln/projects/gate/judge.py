@@ -15,9 +15,9 @@ from torchkiln.errors import printable
 from torchkiln.gate.check_status import check_status
 from torchkiln.gate.gate import GateResult, ProjectProof, request_faults
 from torchkiln.model.digest import Digest
+from torchkiln.model.project import TEST
 from torchkiln.model.report import Finding, ProjectRun, SignedReport
 from torchkiln.projects.gate.config import ConfigRules, added_variables, config_faults
-from torchkiln.projects.smoke.declared import TEST
 from torchkiln.smoke.suite import Suite
 
 _BUILD = "torchkiln project build DIR"

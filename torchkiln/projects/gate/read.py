@@ -1,15 +1,18 @@
-"""Reads the image of a project, and its parent image, for the gate: manifests, configurations, every entry.
+"""Checks images of a layout, of cells or projects, against the policy.
 
+The gate reads the image of a project, and its parent image: manifests, configurations, every entry.
 `open_layout` has already verified manifest and config. The cache has the list of the parent image's files,
 under the diff_ids of its layers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,32 +20,47 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.engine.image_lock import lock_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
+from torchkiln.gate.gate import GateResult, judge
+from torchkiln.gate.inputs import GateInputs
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import APP
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, open_layout
+from torchkiln.oci.opening import open_layer
+from torchkiln.oci.tar_names import LayerPaths
+from torchkiln.oci.tar_reader import Stream, TarEntry, TarReader, pieces_of
 from torchkiln.projects.built_layers import BuiltLayers, built_layers
-from torchkiln.projects.effect import fixed_modules
+from torchkiln.projects.effect import files_of_records, fixed_modules
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.gate.config import ConfigRules
-from torchkiln.projects.gate.judge import ProjectEvidence, Reported
-from torchkiln.projects.gate.read_layer import UpperLayer, read_layer
-from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults, regular_module_of
-from torchkiln.projects.installed import files_of_records
-from torchkiln.projects.smoke.account import ProjectAccount, account_of
+from torchkiln.projects.gate.judge import ProjectEvidence, Reported, judge_project
+from torchkiln.projects.gate.rules import (
+    LIBRARY,
+    Below,
+    code_faults,
+    package_faults,
+    regular_module_of,
+)
+from torchkiln.projects.smoke.account import ProjectAccount, account_of, is_project
+from torchkiln.projects.smoke.checks import project_suite
 from torchkiln.runtimes.layer_indexes import tree_of
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.runtimes.verified_root import layers_of
+from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
+_TIERS = (0, 1)  # of the suite, in the image of a project with OS packages
 _RECORD, _METADATA = ".dist-info/RECORD", ".dist-info/METADATA"
 _LISTED = 20  # maximum faults of a layer
 _STANDARD = re.compile(r"(^|/)lib/python3\.\d+/(lib-dynload/)?([^./]+)(\.py|\.[^/]*\.so|/__init__\.py)")
 _REQUIRES = re.compile(r"^Requires-Dist:[ \t]*([A-Za-z0-9._-]+)(?!.*\bextra\b)", re.MULTILINE)
 _OPTIONAL = frozenset({"numpy"})  # torch does not require it, but imports it
 _NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`, a common name of folders
+# Python ignores case in the names of these folders.
+_ENTRY_POINTS = re.compile(r"[^/]*\.(?i:dist-info|egg-info)/entry_points\.txt")
+_LIMIT = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +94,56 @@ def project_image(image: ImageOnDisk, layout: Path, images: Path, store: Store) 
         )
     locked = lock_of(parent, tag, layout, images, store)
     return ProjectImage(image=image, account=account, below=parent, locked=locked)
+
+
+def judge_image(inputs: GateInputs, ref: str | None, layout: Path, images: Path) -> GateResult:
+    """The gate's result for the image *ref* of *layout*; locks are in *images*.
+
+    :raises ConfigError: there is no such image, or a given file is not a report.
+    :raises Stale: there is no lock of it.
+    :raises VerificationFailed: a signature is invalid, or a layer is damaged.
+    """
+    image = open_layout(layout).image(ref)
+    if is_project(image):
+        return judge_by_reports(inputs, project_image(image, layout, images, inputs.runs.store), images)
+    found, _, locked = image_and_lock(ref, layout, images, inputs.runs.store)
+    return inputs.judge(found, locked, images)
+
+
+def judge_by_reports(inputs: GateInputs, project: ProjectImage, images: Path) -> GateResult:
+    """The gate's result for the image of *project*, now: by its reports, and those of the parent image.
+
+    :raises ConfigError: a given file is not a report.
+    :raises VerificationFailed: a signature is invalid, or a layer is damaged.
+    """
+    evidence = read_evidence(project, inputs.runs.store)
+    locked = project.locked
+    image, at = project.image.manifest, datetime.now(timezone.utc)
+    policy, below = inputs.policy_for(locked), project.below.manifest
+    # A report of an image that does not prove the parent image is judged as the project's: it is refused.
+    reports, earlier = inputs.reports_for(below, locked, images)
+    of_below = [found for found in reports if found.report.image == below]
+    proving = {below, *(other.image for other in earlier)}
+    own = [
+        found for found in inputs.reports_for(image, locked, images)[0] if found.report.image not in proving
+    ]
+    in_image, suite = None, inputs.suite
+    if project.account.packages:
+        of_suite = [found for found in own if found.report.project is None]
+        own = [found for found in own if found.report.project is not None]
+        tiers = replace(policy, tiers=_TIERS, checks=())
+        there = replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
+        found = judge(of_suite, tiers, locked, there, image=image, nonce=inputs.nonce, at=at)
+        in_image = replace(found, tag=project.account.name)
+    return judge_project(
+        evidence,
+        judge(of_below, policy, locked, suite, image=below, earlier=earlier, at=at),
+        in_image,
+        own,
+        project_suite(),
+        nonce=inputs.nonce,
+        at=at,
+    )
 
 
 def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
@@ -248,3 +316,62 @@ def _required(names: Iterable[str], tree: Mapping[str, TreeItem], scheme: Scheme
         found |= new
         new = {name for one in new for name in requires.get(one, ())} - found
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpperLayer:
+    """The entries of a layer of the project."""
+
+    entries: tuple[TarEntry, ...]
+    entry_points: dict[str, str]  # path -> text of each entry_points.txt
+    faults: tuple[str, ...]  # entries that unpackers could interpret differently
+
+
+def read_layer(layer: LayerOnDisk) -> UpperLayer:
+    """The entries of *layer*.
+
+    :raises VerificationFailed: it is damaged, or does not have its digest or diff_id.
+    """
+    hasher, paths = hashlib.sha256(), LayerPaths()
+    entries: list[TarEntry] = []
+    texts: dict[str, str] = {}
+    faults: list[str] = []
+
+    def pieces(stream: Stream) -> Iterator[bytes]:
+        for piece in pieces_of(stream):
+            hasher.update(piece)
+            yield piece
+
+    _demand_digest(layer)
+    try:
+        with open_layer(layer.path, ahead=True) as stream:
+            tar = TarReader(pieces(stream))
+            for entry in tar:
+                faults += paths.add(entry)
+                entries.append(entry)
+                if entry.kind != "file" or not _ENTRY_POINTS.search(entry.path):
+                    continue
+                if entry.size > _LIMIT:
+                    faults.append(f"{entry.path}: has more than {_LIMIT >> 20} MiB")
+                else:
+                    texts[entry.path] = b"".join(tar.content()).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
+    if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
+        raise VerificationFailed(
+            f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
+        )
+    return UpperLayer(entries=tuple(entries), entry_points=texts, faults=tuple(map(printable, faults)))
+
+
+def _demand_digest(layer: LayerOnDisk) -> None:
+    """:raises VerificationFailed: the blob does not have its digest."""
+    digest = hashlib.sha256()
+    try:
+        with layer.path.open("rb") as file:
+            for piece in pieces_of(file):
+                digest.update(piece)
+    except OSError as error:
+        raise VerificationFailed(f"{layer.path}: {error.strerror}") from error
+    if (found := f"sha256:{digest.hexdigest()}") != layer.digest:
+        raise VerificationFailed(f"{layer.path}: digest mismatch: expected {layer.digest}, got {found}")

@@ -1,27 +1,43 @@
 """The checks of a project's image: imports, `pip check`, shared libraries, the project's own test.
 
-Commands run in the image; their output is not trusted.
+Commands run in the image; their output is not trusted. As in a suite, the values and bounds are declared.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from torchkiln.elf.dynamic import LIBRARY
+from torchkiln.model.digest import digest_of_json
 from torchkiln.model.project import APP
 from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
-from torchkiln.projects.smoke.declared import DECLARED
-from torchkiln.projects.smoke.modules import modules_of
 from torchkiln.smoke.run import Ended, Inside, exit_status
+from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
+from torchkiln.smoke.suite_source import canonical
 from torchkiln.util.strict_json import json_of
+
+#: Check -> value -> the bound or the type of the value.
+DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "import": {
+        "packages": {"at_least": 0},
+        "modules": {"at_least": 0},
+        "failed": {"equals": []},
+        "without_modules": {"type": ["string"]},
+    },
+    "pip-check": {"packages": {"at_least": 1}, "broken": {"equals": []}},
+    "linkage": {"libraries": {"at_least": 0}, "missing": {"equals": []}, "versions": {"equals": []}},
+    "test": {"exit_code": {"equals": 0}},
+}
 
 LIMIT = 1800.0  # maximum seconds of a check
 PLACE = "/opt/torchkiln/smoke-project"  # in the image: the folder with the suite and linkage_probe.py
@@ -40,6 +56,9 @@ spec = importlib.util.find_spec(name)
 importlib.import_module(name)
 print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())]}))
 """
+_SOURCE = re.compile(r"(\w+)\.py")
+_EXTENSION = re.compile(r"(\w+)(\.[^/]+)?\.so")
+_PACKAGE = "__init__"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,4 +263,57 @@ def _finding(name: str, began: float, faults: Sequence[str], measured: Mapping[s
         message="\n".join(faults),
         measured=json.dumps(measured),
         threshold=json.dumps(threshold),
+    )
+
+
+def modules_of(paths: Iterable[str], site: str) -> tuple[str, ...]:
+    """The top-level packages and modules of the distribution with the files *paths*: dotted names, sorted.
+
+    A namespace package is replaced by the packages in it. Three kinds are returned only if there is nothing
+    else: extension modules outside of packages, names that begin with an underscore, and modules in folders
+    without __init__.py. The distribution's public packages import them; some cannot be imported alone.
+
+    :param paths: relative to /.
+    :param site: site-packages, relative to /.
+    """
+    files = [tuple(path.removeprefix(f"{site}/").split("/")) for path in paths if path.startswith(f"{site}/")]
+    found = [(folders, *named) for *folders, file in files if (named := _module(file))]
+    packages = {tuple(folders) for folders, name, _ in found if name == _PACKAGE and folders}
+    public, others = set[str](), set[str]()
+    for folders, name, is_source in found:
+        above = (tuple(folders[:count]) for count in range(1, len(folders) + 1))
+        package = next((each for each in above if each in packages), None)
+        parts = package or (*folders, name)
+        if (name == _PACKAGE and not package) or not all(map(_importable, parts)):
+            continue
+        plain = not any(part.startswith("_") for part in parts)
+        top = package is not None or (is_source and not folders)
+        (public if plain and top else others).add(".".join(parts))
+    return tuple(sorted(public or others))
+
+
+def _module(file: str) -> tuple[str, bool] | None:
+    """The name of the module *file*, and whether it is source code; None: it is not a module."""
+    if match := _SOURCE.fullmatch(file):
+        return match[1], True
+    match = _EXTENSION.fullmatch(file)
+    return (match[1], False) if match else None
+
+
+def _importable(part: str) -> bool:
+    return part.isidentifier() and not iskeyword(part)
+
+
+def project_suite() -> Suite:
+    """The checks of a project. The digest covers the programs that run in the image, and the bounds."""
+    probe = Path(__file__).with_name(PROBE).read_bytes()
+    suite = load_suite()  # linkage_probe.py imports modules of it
+    programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": canonical(probe)}
+    return Suite(
+        folder=Path(__file__).parent,
+        files={PROBE: probe},
+        digest=digest_of_json({**programs, "suite": suite.digest}),
+        checks=tuple(SuiteCheck(id=name, tier=0, values=values) for name, values in DECLARED.items()),
+        not_applicable=lambda _check, _facts, _capability: None,
+        expected=lambda name, _facts, _host: name,
     )

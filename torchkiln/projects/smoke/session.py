@@ -15,19 +15,17 @@ from typing import Protocol
 
 from torchkiln import __version__
 from torchkiln.errors import ConfigError, Stale, VerificationFailed, printable
-from torchkiln.model.lock import DebFile, LockedCell
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.lock import DebFile
+from torchkiln.model.project import TEST, ProjectLock
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.projects.asked import ProjectNeeds, applies, environment_of
+from torchkiln.projects.asked import applies, environment_of
+from torchkiln.projects.effect import files_of_records
 from torchkiln.projects.file import FILE, project_digest
-from torchkiln.projects.installed import files_of_records
 from torchkiln.projects.settings import FILE as SETTINGS
-from torchkiln.projects.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.projects.smoke.account import AccountPackage, ProjectAccount, account_of, is_project
-from torchkiln.projects.smoke.checks import CHECKS, LIMIT, PROBE, ProjectSubject
-from torchkiln.projects.smoke.declared import TEST
-from torchkiln.projects.smoke.suite import project_suite
+from torchkiln.projects.smoke.checks import CHECKS, LIMIT, PROBE, ProjectSubject, project_suite
+from torchkiln.projects.source import LockedFolder
 from torchkiln.projects.symbols.libraries import require_known
 from torchkiln.runtimes.command import RuntimeSettings
 from torchkiln.runtimes.rootfs import demand_namespaces
@@ -45,17 +43,6 @@ from torchkiln.wheel.install import Scheme
 
 _RECORD = ".dist-info/RECORD"
 _PROBE = Path(__file__).with_name(PROBE)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockedProjectFolder:
-    """A project, its lock and settings, and the lock of its parent image's cell."""
-
-    folder: Path
-    needs: ProjectNeeds
-    lock: ProjectLock
-    cell: LockedCell
-    settings: ProjectSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +91,7 @@ class ProjectListener(RuntimeListener, KeptRunsListener, Protocol):
 
 
 def check_project(
-    project: LockedProjectFolder,
+    project: LockedFolder,
     layout: Path,
     checks: ProjectChecks,
     store: Store,
@@ -186,7 +173,7 @@ def started(paths: Iterable[str], site: str) -> tuple[str, ...]:
     return tuple(sorted(printable(name) for name in files if name.endswith(".pth") and "/" not in name))
 
 
-def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDisk, ProjectAccount]:
+def project_image(project: LockedFolder, layout: Path) -> tuple[ImageOnDisk, ProjectAccount]:
     """The image of *project* in *layout*, and what it states about itself.
 
     :raises ConfigError: there is no such image, or it is not the image of a project.
@@ -218,7 +205,7 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
 
 
 def subject_of(
-    project: LockedProjectFolder,
+    project: LockedFolder,
     records: Mapping[str, str],
     may_lack: tuple[str, ...] = (),
     suite: Path | None = None,
