@@ -6,8 +6,6 @@ states that all its checks passed. So the gate has only one reason to refuse the
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import tarfile
 from collections.abc import Callable
@@ -56,19 +54,6 @@ def in_the_code(there: Scene, layer: bytes) -> ImageOnDisk:
                     own = both.get(member.name, member)
                     joined.addfile(own, tar.extractfile(own) if own.isreg() else None)
     return there.mutant(out.getvalue(), order=lambda rows: [*rows[:-2], rows[-1]])
-
-
-def recorded(path: str, data: bytes = CODE) -> bytes:
-    """A layer with the file *path*, and with a RECORD of the project's fsspec 3 that also lists this file."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    inside = (
-        path.removeprefix(f"{SITE}/") if path.startswith(SITE) else f"../../../{path[len('opt/venv/') :]}"
-    )
-    record = f"{SITE}/fsspec-3.dist-info/RECORD"
-    text = f"{inside},sha256={digest},{len(data)}\nfsspec-3.dist-info/RECORD,,\n".encode()
-    members = {member.name: member for member in (*folders(path), *folders(record))}
-    files = [Member(name=path, data=data), Member(name=record, data=text)]
-    return tar_of([*members.values(), *files])
 
 
 def links(path: str, target: str, kind: bytes) -> bytes:
@@ -186,49 +171,18 @@ IN_APP: dict[str, tuple[bytes, str]] = {
 }
 #: name -> a layer with entries outside of /app.
 ELSEWHERE: dict[str, bytes] = {
-    "a file of torch": recorded(f"{SITE_TORCH}/__init__.py"),
-    "torch.py in site-packages": recorded(f"{SITE}/torch.py"),
-    "a new file in torch": recorded(f"{SITE_TORCH}/lib/libmore.so"),
-    "metadata of torch": recorded(f"{SITE}/torch-9.dist-info/METADATA", b"Name: torch\nVersion: 9\n"),
-    "a backend that torch loads": recorded(
-        f"{SITE}/fsspec-3.dist-info/entry_points.txt", b"[torch.backends]\nx = fsspec:x\n"
-    ),
-    "another libcudart": recorded(f"{SITE}/nvidia/cuda_runtime/lib/libcudart.so.12"),
-    "a second libcudart": recorded(f"{SITE}/nvidia/cublas/lib/libcudart.so.12"),
-    "a regular package in place of NVIDIA's namespace": recorded(f"{SITE}/nvidia/__init__.py"),
+    "a file of torch": adds(f"{SITE_TORCH}/__init__.py"),
+    "metadata of torch": adds(f"{SITE}/torch-9.dist-info/METADATA", b"Name: torch\nVersion: 9\n"),
+    "a second libcudart": adds(f"{SITE}/nvidia/cublas/lib/libcudart.so.12"),
     "a file of torch is removed": adds(f"{SITE_TORCH}/lib/.wh.libtorch.so", b""),
-    "torch is removed": adds(f"{SITE}/.wh.torch", b""),
     "torch is emptied": adds(f"{SITE_TORCH}/.wh..wh..opq", b""),
-    "NVIDIA's libraries are removed": adds(f"{SITE}/nvidia/.wh..wh..opq", b""),
-    "site-packages is removed": adds(f"{SITE.rpartition('/')[0]}/.wh.site-packages", b""),
-    "a package is removed and not replaced": adds(f"{SITE}/.wh.six-1.dist-info", b""),
-    "a file of the system is removed": adds("bin/.wh.env", b""),
-    "usercustomize in site-packages": recorded(f"{SITE}/usercustomize/__init__.py"),
     "a .pth file of no package": adds(f"{SITE}/x.pth", b"import os\n"),
-    "a .pth file of a package that no report names": recorded(f"{SITE}/x.pth", b"import os\n"),
     "etc/ld.so.preload": adds("etc/ld.so.preload"),
-    "etc/ld.so.conf": adds("etc/ld.so.conf"),
-    "etc/ld.so.conf.d": adds("etc/ld.so.conf.d/0.conf"),
-    "a library of the system": adds("usr/lib/libc.so.6"),
-    "the entrypoint's program": adds("opt/torchkiln/entrypoint"),
     "image.json": adds("etc/torchkiln/image.json"),
-    "OS packages": adds("var/lib/dpkg/status"),
     "a shell": adds("bin/sh", mode=0o755),
     "a link in place of a folder above torch": links(SITE.rpartition("/")[0], "/app", LINK),
-    "a link in site-packages": links(f"{SITE}/fsspec/x", "../torch", LINK),
-    "another Python": recorded("opt/venv/bin/python"),
-    "settings of the environment": recorded("opt/venv/pyvenv.cfg"),
-    "another torchrun": recorded("opt/venv/bin/torchrun"),
-    "a program in place of the system's": recorded("opt/venv/bin/env"),
     "a folder with another mode": tar_of([Member(name="opt", kind=FOLDER, mode=0o700)]),
     "a folder with another owner": tar_of([Member(name="opt", kind=FOLDER, mode=0o755, uid=1000)]),
-    "another major version of numpy": adds(
-        f"{SITE}/numpy-1.26.4.dist-info/METADATA", b"Name: numpy\nVersion: 1.26.4\n"
-    ),
-    "a package that project.json does not list": adds(
-        f"{SITE}/evil-1.dist-info/METADATA", b"Name: evil\nVersion: 1\n"
-    ),
-    "a file of no package": adds(f"{SITE}/fsspec/evil.py"),
     "the mode of a folder above project.json": tar_of([Member(name="etc", kind=FOLDER, mode=0o700)]),
     "the owner of a folder above project.json": tar_of([Member(name="etc", kind=FOLDER, uid=1000)]),
 }

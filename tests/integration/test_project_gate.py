@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,29 +92,18 @@ def refused(there: Scene, **changes: object) -> list[str]:
 OTHER = Digest("sha256:" + "9" * 64)
 
 
-def test_a_report_of_another_image(there: Scene) -> None:
-    [line] = refused(there, image=OTHER)
-
-    assert line == f"project.dsse.json: is a report of another image: {OTHER}, not {there.image.manifest}"
-
-
-def test_a_report_that_names_another_parent_image(there: Scene) -> None:
-    [line] = refused(there, run={"parent_image": OTHER})
-
-    assert line.startswith(f"project.dsse.json: names another parent image: {TAG}@{OTHER}")
-
-
-def test_a_report_of_a_cells_checks(there: Scene) -> None:
-    """The report is of the usual checks and names no parent image, so it does not count for a project."""
-    assert "project.dsse.json: is a report about the image of a cell, not about that of a project" in refused(
-        there, project=None
-    )
-
-
-def test_a_report_by_other_checks(there: Scene) -> None:
-    [line] = refused(there, suite=OTHER)
-
-    assert line.startswith(f"project.dsse.json: was made by another suite: {OTHER[:19]}")
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"image": OTHER}, f"is a report of another image: {OTHER}, not sha256:"),
+        ({"run": {"parent_image": OTHER}}, f"names another parent image: {TAG}@{OTHER}"),
+        ({"project": None}, "is a report about the image of a cell, not about that of a project"),
+        ({"suite": OTHER}, f"was made by another suite: {OTHER[:19]}"),
+    ],
+)
+def test_reports_that_do_not_count(there: Scene, changes: dict[str, Any], fault: str) -> None:
+    """Of another image, of another parent image, of the usual checks, of other checks."""
+    assert refused(there, **changes)[0].startswith(f"project.dsse.json: {fault}")
 
 
 def test_an_accepted_suite_of_cells_does_not_count_for_projects(there: Scene, tmp_path: Path) -> None:

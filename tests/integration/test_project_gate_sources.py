@@ -171,13 +171,6 @@ def a_scene_with_other_wheels(tmp_path_factory: pytest.TempPathFactory) -> Scene
     return scene(tmp_path_factory.mktemp("sourced"), wheels, change=with_origins)
 
 
-def test_wheels_that_no_index_has_are_cleared(sourced: Scene) -> None:
-    """The gate compares their layers with those of the build, like wheels of an index."""
-    code, out, messages = sourced.judged(sourced.image)
-
-    assert (code, out) == (0, f"{sourced.image.manifest}\n"), messages
-
-
 def test_the_sbom_has_their_hashes_and_origins(sourced: Scene) -> None:
     found = components(sourced)
 

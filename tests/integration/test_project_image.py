@@ -311,13 +311,3 @@ def test_refused_code_leaves_no_lock(commands: Commands) -> None:
     assert (code, out) == (2, "")
     assert ".env: looks like a secret" in messages
     assert not (commands.small.project / "torchkiln.lock.json").exists()
-
-
-@pytest.mark.parametrize(
-    "option", [("--load",), ("--ahead", "localhost:1/a"), ("--tier", "0"), ("--dry-run",)]
-)
-def test_options_that_projects_do_not_have(commands: Commands, option: tuple[str, ...]) -> None:
-    code, _, messages = commands.build(*option)
-
-    assert code == 2
-    assert f"no such option '{option[0]}'" in messages.lower()

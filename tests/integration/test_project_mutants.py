@@ -19,7 +19,8 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return scene(tmp_path_factory.mktemp("mutants"))
 
 
-LAYERS = {**{name: layer for name, (layer, _) in IN_APP.items()}, **ELSEWHERE}
+# The gate compares only the diff_id of such a layer, so these stand for any other.
+ALONE = ("a file of torch", "torch is emptied", "a second libcudart", "a folder with another mode")
 
 
 def test_the_image_itself_is_cleared(there: Scene) -> None:
@@ -39,9 +40,9 @@ def test_a_mutant_is_refused(there: Scene, name: str) -> None:
     assert f"  {fault}" in messages, messages
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_layer_that_no_build_made_is_refused(there: Scene, name: str) -> None:
-    image = in_its_own_layer(there, LAYERS[name])
+    image = in_its_own_layer(there, ELSEWHERE[name])
 
     code, out, messages = there.judged(image)
 

@@ -118,12 +118,6 @@ def test_each_change_is_built_and_pushed(watch: Watch, registry: RunningRegistry
     assert validate(watch.commands.small.layout) == ()
 
 
-def test_the_image_is_that_of_a_build(watch: Watch) -> None:
-    watch.run(watch.write("train.py", "print('two')\n"))
-
-    watch.demand_present()
-
-
 def test_changed_settings_are_those_of_the_image(watch: Watch) -> None:
     """A change of the settings file changes the image, even if git ignores the file."""
     subprocess.run(["git", "init", "--quiet", watch.project], check=True)
@@ -234,15 +228,6 @@ def test_a_failed_push_is_told_and_the_next_one_sends_everything(
     assert all(registry.content("team/failing", one["digest"]) for one in json.loads(manifest)["layers"])
 
 
-def test_a_registry_that_does_not_answer_ends_it_before_the_build(watch: Watch) -> None:
-    with patch("torchkiln.util.http.retry.pause", lambda *_: 0.0):
-        code, out, messages = watch.commands.build("--watch", "--to", "localhost:1/team/none")
-
-    assert (code, out) == (9, "")
-    assert "localhost:1" in messages
-    assert not watch.commands.small.layout.exists()
-
-
 def test_the_first_image_must_succeed(watch: Watch) -> None:
     (watch.project / ".env").write_text("KEY=1")
 
@@ -281,19 +266,3 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
     assert validate(small.layout) == ()
     assert [*small.layout.rglob(".*.????????")] == []
     assert {*open_layout(small.layout).refs()} >= {TAG, "project"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--watch", "--tag", "main"), "--licence-confirmed require --to"),
-        (("--watch", "--licence-confirmed"), "--licence-confirmed require --to"),
-        (("--watch", "--plain-http"), "--licence-confirmed require --to"),
-        (("--watch", "--to", "localhost:1/a", "--tag", "2.7.1-20260101"), "2.7.1-20260101"),
-    ],
-)
-def test_options_that_do_not_go_together(watch: Watch, arguments: tuple[str, ...], message: str) -> None:
-    code, out, messages = watch.commands.build(*arguments)
-
-    assert (code, out) == (2, "")
-    assert message in messages

@@ -12,7 +12,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.plan import OverlayFile, OverlayLink
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_names import is_in
-from torchkiln.projects.effect import Files, effect_of, removed_paths, runs_at_start, shadowing
+from torchkiln.projects.effect import Files, effect_of, removed_paths, shadowing
 from torchkiln.wheel.install import Scheme
 
 SCHEME = Scheme(prefix="/opt/venv", python="3.11")
@@ -168,30 +168,11 @@ def test_what_runs_at_each_start_and_what_is_overwritten_is_reported() -> None:
     assert found.modules == ("functorch", "nvidia", "torch")
 
 
-@pytest.mark.parametrize(
-    ("path", "hidden"),
-    [
-        ("torch.pyc", True),
-        ("torch.so", True),
-        ("torch.py", True),
-        ("torch/x.py", True),
-        ("src/torch/x.py", True),
-        ("torch.cpython-311-x86_64-linux-gnu.so", True),
-        ("torchvision.py", False),
-        ("tests/torch/x.py", False),
-        ("torch.txt", False),
-        ("torch", False),
-    ],
-)
-def test_code_that_hides_a_package_is_found(path: str, hidden: bool) -> None:
-    file = OverlayFile(path=path, mode=0o644, data=b"")
+def test_code_that_hides_a_package_is_found() -> None:
+    """By the rules of `module_of`, in the folders on PYTHONPATH."""
+    hiding = ("torch.py", "torch/x.py", "src/torch/x.py")
+    paths = (*hiding, "torchvision.py", "tests/torch/x.py", "torch.txt", "torch")
+    files = [OverlayFile(path=path, mode=0o644, data=b"") for path in paths]
 
-    assert shadowing([file], ("", "src/"), ["torch"]) == ((path,) if hidden else ())
+    assert shadowing(files, ("", "src/"), ["torch"]) == hiding
     assert shadowing([OverlayLink(path="torch", target="x")], ("",), ["torch"]) == ("torch",)
-
-
-@pytest.mark.parametrize(
-    ("path", "runs"), [("sitecustomize.py", True), ("usercustomize/a.py", True), ("a.py", False)]
-)
-def test_modules_that_run_at_each_start(path: str, runs: bool) -> None:
-    assert runs_at_start(path) == runs

@@ -10,16 +10,15 @@ import pytest
 from torchkiln.model.project import PROJECT_JSON
 from torchkiln.oci.layer_index import IndexedEntry, TreeItem
 from torchkiln.oci.tar_reader import TarEntry
+from torchkiln.projects.effect import module_of, starts
 from torchkiln.projects.gate.read import _required
 from torchkiln.projects.gate.rules import (
     Below,
     code_faults,
     distribution_of,
     loaded_groups,
-    module_of,
     package_faults,
     regular_module_of,
-    starts,
 )
 from torchkiln.wheel.install import Scheme
 

@@ -6,8 +6,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -106,6 +108,20 @@ class Workspace:
 
     def add(self, name: str, version: str, *requires: str) -> None:
         self.server.add("default", name, version, requires=requires, date=LATER)
+
+
+W = TypeVar("W", bound=Workspace)
+
+
+@contextmanager
+def locked_cell(kind: type[W], root: Path, *more: tuple[str, str]) -> Iterator[W]:
+    """A workspace in which the cell is locked; the index has PROJECTS, and the packages *more*."""
+    with IndexServer() as server:
+        for (name, version), requires in (PROJECTS | dict.fromkeys(more, ())).items():
+            server.add("default", name, version, requires=requires, date=OLD)
+        found = kind(server, root)
+        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -379,9 +395,3 @@ def test_check(workspace: Workspace) -> None:
     assert "replaces packages that are fixed" in reason()
     save_project(workspace.folder, replace(found, parent="2.6.0-cuda12.1-cudnn9-runtime"))
     assert "made for 2.6.0-cuda12.1-cudnn9-runtime, not for" in reason()
-
-
-def test_options_that_do_not_go_together(workspace: Workspace) -> None:
-    for option in ("--record", "--upgrade-base", "--public-record"):
-        code, _, messages = workspace.lock(option)
-        assert (code, f"no such option '{option}'" in messages.lower()) == (2, True)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.listeners import SilentSmokeListener
 from tests.oci_samples import Member
-from tests.os_layers import BASE, changed, layer_of, with_packages
+from tests.os_layers import BASE, MUTANTS, changed, layer_of, with_packages
 from tests.project_gate import Scene, scene
 from tests.project_mutants import in_the_code
 from tests.projects import NAME, TAG
@@ -47,6 +47,15 @@ def test_many_faults_are_counted(packaged: Scene) -> None:
     assert (code, out) == (7, "")
     assert found[:2] == ["  layers: srv: outside of /app", "  layers: srv/00.sh: outside of /app"]
     assert found[20:] == ["  layers: 11 more like these"]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_layer_that_no_build_made_is_refused(packaged: Scene, name: str) -> None:
+    """All digests of such an image match, and reports state that all checks passed."""
+    code, out, messages = packaged.judged(MUTANTS[name](packaged))
+
+    assert (code, out) == (7, ""), messages
+    assert "in the image that this machine built, it " in messages, messages
 
 
 def test_a_privileged_program_is_refused(packaged: Scene) -> None:

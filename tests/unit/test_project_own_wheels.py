@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.index_server import IndexServer, wheel_bytes
-from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
+from tests.servers.index_server import wheel_bytes
+from tests.unit.test_project_lock import OLD, Workspace, locked_cell, versions
 from torchkiln.model.cell import Source
 from torchkiln.model.project import Origin
 from torchkiln.projects import own_wheels
@@ -22,21 +22,17 @@ PURE = "py3-none-any"
 
 
 @pytest.fixture(scope="module")
-def locked_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A workspace in which the cell is locked; each test uses its own project in it."""
-    with IndexServer() as server:
-        for (name, version), requires in PROJECTS.items():
-            server.add("default", name, version, requires=requires, date=OLD)
-        found = Workspace(server, tmp_path_factory.mktemp("own-wheels"))
-        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    with locked_cell(Workspace, tmp_path_factory.mktemp("own-wheels")) as found:
         yield found
 
 
 @pytest.fixture
-def project(locked_cell: Workspace, tmp_path: Path) -> Workspace:
-    locked_cell.folder = tmp_path / "trial"
-    locked_cell.folder.mkdir()
-    return locked_cell
+def project(cell: Workspace, tmp_path: Path) -> Workspace:
+    """Each test uses its own project."""
+    cell.folder = tmp_path / "trial"
+    cell.folder.mkdir()
+    return cell
 
 
 def put(project: Workspace, name: str, version: str, folder: str = "wheels", **details: object) -> str:

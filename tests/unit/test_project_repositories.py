@@ -11,8 +11,7 @@ import pytest
 
 from tests.checkouts import git
 from tests.servers.git_server import GitServer, needs_git_server
-from tests.servers.index_server import IndexServer
-from tests.unit.test_project_lock import OLD, PROJECTS, versions
+from tests.unit.test_project_lock import OLD, locked_cell, versions
 from tests.unit.test_project_sdists import FakeBuilder, Scene
 from torchkiln.errors import Stale
 from torchkiln.model.project import Origin
@@ -32,13 +31,8 @@ class Forge(Scene):
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    with IndexServer() as server:
-        for (name, version), requires in PROJECTS.items():
-            server.add("default", name, version, requires=requires, date=OLD)
-        for name, version in (("backend", "1.0"), ("tool", "0.9"), ("tool", "9.0")):
-            server.add("default", name, version, date=OLD)
-        found = Forge(server, tmp_path_factory.mktemp("repositories"))
-        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
+    more = ("backend", "1.0"), ("tool", "0.9"), ("tool", "9.0")
+    with locked_cell(Forge, tmp_path_factory.mktemp("repositories"), *more) as found:
         yield found
 
 
@@ -164,14 +158,6 @@ def test_pre_releases_and_local_versions(scene: Forge) -> None:
     scene.server.add("default", "user", "1.0", requires=["tool>=1.0"], date=OLD)
     found = scene.locked(f"user\ntool @ {scene.url()}@{commit}\n")
     assert versions(found) == {"tool": "1.6.dev0+cu121", "user": "1.0"}
-
-
-def test_a_package_with_git_lfs_is_refused(scene: Forge) -> None:
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
-    code, messages = scene.fails(f"tool @ {scene.url()}@{commit}\n")
-    assert (code, "weights.bin: a file of Git LFS, which is not supported" in messages) == (6, True)
-    assert "build a wheel elsewhere" in messages
 
 
 def test_one_version_only(scene: Forge) -> None:

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sdists import files_of, sdist
-from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
+from tests.servers.index_server import metadata_of, wheel_bytes
 from tests.stored import put
-from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
+from tests.unit.test_project_lock import OLD, Workspace, locked_cell, versions
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.project import ProjectLock
+from torchkiln.projects import locking
 from torchkiln.projects.file import FILE, from_json, to_json
-from torchkiln.projects.sources import sdist as building
 from torchkiln.projects.sources import sdists
 from torchkiln.projects.sources.sdist import BuildSystem, build_requirements, build_system
 from torchkiln.projects.sources.sdists import BuiltSdist, Resolve, SourceCode
@@ -85,24 +85,19 @@ class Scene(Workspace):
 
     def locked(self, requirements: str, *arguments: str) -> ProjectLock:
         self.builder.built.clear()
-        with patch.object(building, "SandboxedBuilder", lambda **_: self.builder):
+        with patch.object(locking, "SandboxedBuilder", lambda **_: self.builder):
             return super().locked(requirements, *arguments)
 
     def fails(self, requirements: str) -> tuple[int, str]:
         (self.folder / "requirements.txt").write_text(requirements)
-        with patch.object(building, "SandboxedBuilder", lambda **_: self.builder):
+        with patch.object(locking, "SandboxedBuilder", lambda **_: self.builder):
             code, _, messages = self.lock()
         return code, messages
 
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with IndexServer() as server:
-        for (name, version), requires in PROJECTS.items():
-            server.add("default", name, version, requires=requires, date=OLD)
-        server.add("default", "backend", "1.0", date=OLD)
-        found = Scene(server, tmp_path_factory.mktemp("sdists"))
-        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
+    with locked_cell(Scene, tmp_path_factory.mktemp("sdists"), ("backend", "1.0")) as found:
         yield found
 
 

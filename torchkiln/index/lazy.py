@@ -23,14 +23,12 @@ class LazyIndex:
         self._opened: Downloads | None = None
         self._opening = threading.Lock()  # without it, each of a dozen threads would run pip
 
-    def _open(self) -> Downloads:
+    def _index(self) -> Downloads:
         from torchkiln.index.download import open_downloads
 
-        return open_downloads(os.environ, self._store)
-
-    def _index(self) -> Downloads:
         with self._opening:
-            self._opened = self._opened or self._open()
+            if self._opened is None:
+                self._opened = open_downloads(os.environ, self._store)
             return self._opened
 
     def size(self, wheel: LockedWheel) -> int:

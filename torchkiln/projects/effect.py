@@ -33,8 +33,9 @@ _MOST_RECORD = 16 << 20  # bytes; that of torch has 2 MB
 Files = Mapping[str, str]
 _LISTED = 8  # most lines of a message
 _NAMESPACES = frozenset({"nvidia"})  # namespace packages: several distributions have folders in them
-_AT_START = re.compile(r"(site|user)customize(\.pyc?|(\.[^/]*)?\.so|/.*)?")
-_MODULE = re.compile(r"([^./]+)(\.pyc?|(\.[^/]*)?\.so|/.*)")
+_START = frozenset({"sitecustomize", "usercustomize"})
+SUFFIX = r"(\.pyc?|(\.[^/]*)?\.so)"
+MODULE_FILE = re.compile(rf"([^./]+){SUFFIX}")
 
 
 def files_in_layer(blob: Path, scheme: Scheme) -> dict[str, Files]:
@@ -188,24 +189,30 @@ def shadowing(
     :param roots: folders on PYTHONPATH, "" or "src/".
     """
     names = frozenset(modules)
+    kinds = ((file.path, "link" if isinstance(file, OverlayLink) else "file") for file in files)
     return tuple(
-        file.path
-        for file in files
+        path
+        for path, kind in kinds
         for root in roots
-        if file.path.startswith(root) and _module_of(file, root) in names
+        if path.startswith(root) and module_of(path.removeprefix(root), kind) in names
     )
 
 
-def runs_at_start(path: str) -> bool:
-    """Whether Python runs the file at each start if the folder to which *path* is relative is on sys.path."""
-    return _AT_START.fullmatch(path) is not None
+def module_of(path: str, kind: str = "file") -> str:
+    """The top-level module to which *path*, relative to a folder on sys.path, belongs; empty if none.
+
+    A folder without __init__ counts: it is a namespace package. A link counts: it may lead to a package.
+    """
+    top, _, below = path.partition("/")
+    if below or kind == "folder":
+        return top if "." not in top else ""
+    found = MODULE_FILE.fullmatch(path)
+    return found[1] if found else path if kind == "link" and "." not in path else ""
 
 
-def _module_of(file: OverlayFile | OverlayLink, root: str) -> str:
-    """The top-level module of *file* if *root* is on sys.path; of a link its name: it may be a package."""
-    path = file.path.removeprefix(root)
-    found = _MODULE.fullmatch(path)
-    return found[1] if found else path if isinstance(file, OverlayLink) else ""
+def starts(path: str, kind: str = "file") -> bool:
+    """Whether Python imports *path* at each start, if its folder is on sys.path."""
+    return module_of(path, kind) in _START
 
 
 def fixed_units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict[str, str]:
@@ -224,7 +231,7 @@ def fixed_modules(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) 
     """The names by which the fixed packages are imported."""
     site = f"{scheme.site}/"
     paths = (path for name in fixed & parent.keys() for path in parent[name] if path.startswith(site))
-    return {found[1] for path in paths if (found := _MODULE.fullmatch(path.removeprefix(site)))}
+    return {module_of(path.removeprefix(site)) for path in paths} - {""}
 
 
 def _changes_fixed(
@@ -262,7 +269,7 @@ def _customize(added: Mapping[str, Files], scheme: Scheme) -> Iterator[tuple[str
     site = f"{scheme.site}/"
     for package, files in added.items():
         for path in files:
-            if path.startswith(site) and runs_at_start(path.removeprefix(site)):
+            if path.startswith(site) and starts(path.removeprefix(site)):
                 yield package, path
 
 

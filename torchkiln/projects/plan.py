@@ -23,7 +23,7 @@ from torchkiln.model.plan import (
 from torchkiln.model.project import APP, LABEL, PARENT_LABEL, PROJECT_JSON, ProjectLock
 from torchkiln.plan.layers import project_layers
 from torchkiln.projects.code import ProjectCode
-from torchkiln.projects.effect import Effect, runs_at_start, shadowing
+from torchkiln.projects.effect import Effect, shadowing, starts
 from torchkiln.projects.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.util.files import pretty_json
 
@@ -110,7 +110,7 @@ def at_start(code: ProjectCode, effect: Effect) -> tuple[str, ...]:
         f"{APP}/{file.path}"
         for file in code.files
         for root in roots
-        if file.path.startswith(root) and runs_at_start(file.path.removeprefix(root))
+        if file.path.startswith(root) and starts(file.path.removeprefix(root))
     )
     return (*effect.at_start, *own)
 

@@ -16,7 +16,7 @@ from torchkiln.model.project import Origin
 from torchkiln.store.store import Store
 
 if TYPE_CHECKING:
-    from torchkiln.projects.wheel_files import OwnDownloads
+    from torchkiln.index.download import Downloads
 
 #: Builds the wheel of an origin again; returns its path in the cache: see `build.rebuilt`.
 Rebuild = Callable[[LockedWheel, Origin], Path]
@@ -88,10 +88,13 @@ class OwnWheels(LazyIndex):
         else:
             super().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
 
-    def _open(self) -> OwnDownloads:
+    def _index(self) -> Downloads:
         from torchkiln.index.pages import Pages  # imported here because they load slowly
         from torchkiln.index.settings import index_settings
         from torchkiln.projects.wheel_files import OwnDownloads
 
-        pages = Pages(index_settings(self._environ), self._store)
-        return OwnDownloads(pages, self._folder, self._origins.values())
+        with self._opening:
+            if self._opened is None:
+                pages = Pages(index_settings(self._environ), self._store)
+                self._opened = OwnDownloads(pages, self._folder, self._origins.values())
+            return self._opened

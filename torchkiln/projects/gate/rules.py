@@ -16,15 +16,13 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.model.project import APP, PROJECT_JSON
 from torchkiln.oci.tar_reader import TarEntry
+from torchkiln.projects.effect import MODULE_FILE, SUFFIX, module_of, starts
 
 _ROOTS = ("", "src/")  # the folders of PYTHONPATH, relative to /app
 _FOLDERS = frozenset({APP, "etc", "etc/torchkiln"})
 _NAMESPACE = "nvidia"  # other packages may have folders of their own in it
 LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
-_SUFFIX = r"(\.pyc?|(\.[^/]*)?\.so)"
-_FILE = re.compile(rf"([^./]+){_SUFFIX}")
-_PACKAGE = re.compile(rf"([^./]+)/__init__{_SUFFIX}")
-_START = frozenset({"sitecustomize", "usercustomize"})
+_PACKAGE = re.compile(rf"([^./]+)/__init__{SUFFIX}")
 # importlib.metadata ignores case.
 _METADATA = re.compile(r"([^/]+?)(-[^/]*)?\.(dist-info|egg-info|egg)(/.*)?", re.IGNORECASE)
 # Groups of entry points that torch and triton load when they are imported.
@@ -140,27 +138,10 @@ def _metadata(entry: TarEntry, name: str, entry_points: str, below: Below) -> It
         yield f"{path}: entry points that torch or triton load at import: {', '.join(groups)}"
 
 
-def module_of(path: str, kind: str = "file") -> str:
-    """The top-level module to which *path*, relative to a folder on sys.path, belongs; empty if none.
-
-    A folder without __init__ counts: it is a namespace package. A link counts: it may lead to a package.
-    """
-    top, _, below = path.partition("/")
-    if below or kind == "folder":
-        return top if "." not in top else ""
-    found = _FILE.fullmatch(path)
-    return found[1] if found else path if kind == "link" and "." not in path else ""
-
-
 def regular_module_of(path: str, kind: str = "file") -> str:
     """As `module_of`, but empty for a namespace package: any regular module hides it."""
-    found = _FILE.fullmatch(path) or _PACKAGE.fullmatch(path)
+    found = MODULE_FILE.fullmatch(path) or _PACKAGE.fullmatch(path)
     return found[1] if found else path if kind == "link" and "/" not in path else ""
-
-
-def starts(path: str, kind: str = "file") -> bool:
-    """Whether Python imports *path* at each start, if its folder is on sys.path."""
-    return module_of(path, kind) in _START
 
 
 def distribution_of(path: str) -> str:
