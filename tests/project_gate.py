@@ -12,6 +12,7 @@ from tests.keys import UNKNOWN_KEY
 from tests.oci_samples import Member, tar_of
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.publisher import LABORATORY, Publisher, new_publisher
+from tests.servers.registry_server import RegistryServer
 from torchkiln.base.contents import parse_status
 from torchkiln.locks.lock import save
 from torchkiln.model.digest import Digest
@@ -122,6 +123,32 @@ class Scene:
             files.append(self.suite_report(of))
         reports = [word for file in files for word in ("--report", file)]
         return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The options of `publish` that name its target's date, its key and the trusted one."""
+        folder = self.publisher.folder
+        trust = ("--trust", str(folder / "lab.pub.pem"))
+        return ("--dated", "20261122", "--key", str(folder / "publisher.pem"), *trust)
+
+    def published(
+        self, server: RegistryServer, *more: str, ref: str = NAME, files: tuple[str, ...] = ()
+    ) -> tuple[int, str, str]:
+        """Run `publish` for *ref* with the reports *files*, by default signed ones of both images."""
+        if not files:
+            suite = [self.suite_report(self.image)] if self.has_packages else []
+            files = (self.parent_report(), self.signed(self.report(self.image)), *suite)
+        reports = [word for file in files for word in ("--report", file)]
+        return self.run("publish", ref, "--to", f"{server.host}/team/app", *self.keys, *reports, *more)
+
+    def verified(self, server: RegistryServer, tag: str = NAME, *more: str) -> tuple[int, str]:
+        """The exit code and output of `verify`."""
+        suite = ("--suite", str(self.publisher.suite))
+        done = self.publisher.run(
+            "verify", f"{server.host}/team/app:{tag}", *self.publisher.keys, *suite, *more
+        )
+        code = getattr(done.exception, "exit_code", done.exit_code)
+        return code, f"{done.stdout}{done.stderr}{getattr(done.exception, 'message', '')}"
 
     def mutant(
         self,

@@ -57,12 +57,12 @@ def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
 def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
     """`verify --full` also reads the layers, and the parent image's layers if the repository has them."""
     with RegistryServer() as server:
-        code, _, messages = published(packaged, server)
+        code, _, messages = packaged.published(server)
         assert code == 0, messages
-        alone = verified(packaged, server)
-        code, _, messages = published(packaged, server, ref=TAG, reports=(packaged.parent_report(),))
+        alone = packaged.verified(server, NAME, "--full")
+        code, _, messages = packaged.published(server, ref=TAG, files=(packaged.parent_report(),))
         assert code == 0, messages
-        beside = verified(packaged, server)
+        beside = packaged.verified(server, NAME, "--full")
 
     for code, text in (alone, beside):
         assert code == 0, text
@@ -85,37 +85,12 @@ def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
             patch.object(read, "package_faults", lambda *_: ()),
         ):
             for ref, files in ((TAG, reports[:1]), ("mutant", reports)):
-                code, _, messages = published(packaged, server, ref=ref, reports=files)
+                code, _, messages = packaged.published(server, ref=ref, files=files)
                 assert code == 0, messages
-        code, text = verified(packaged, server)
+        code, text = packaged.verified(server, NAME, "--full")
 
     assert code == 12
     assert "below: usr/bin/su2: a privileged program" in text
-
-
-def published(
-    there: Scene, server: RegistryServer, *more: str, ref: str = NAME, reports: tuple[str, ...] = ()
-) -> tuple[int, str, str]:
-    """Run `publish`, by default with signed reports of both images."""
-    folder = there.publisher.folder
-    files = reports or (
-        there.parent_report(),
-        there.signed(there.report(there.image)),
-        *([there.suite_report(there.image)] if there.has_packages else ()),
-    )
-    named = [word for file in files for word in ("--report", file)]
-    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
-    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
-    return there.run("publish", ref, *target, *keys, *named, *more)
-
-
-def verified(there: Scene, server: RegistryServer) -> tuple[int, str]:
-    """The exit code and output of `verify --full`."""
-    publisher = there.publisher
-    suite = ("--suite", str(publisher.suite), "--full")
-    done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *publisher.keys, *suite)
-    code = getattr(done.exception, "exit_code", done.exit_code)
-    return code, f"{done.output}{getattr(done.exception, 'message', '')}"
 
 
 def components(there: Scene) -> dict[str, dict[str, Any]]:
@@ -189,5 +164,5 @@ def test_the_sbom_has_their_hashes_and_origins(sourced: Scene) -> None:
 
 def test_they_are_published(sourced: Scene) -> None:
     with RegistryServer() as server:
-        code, _, messages = published(sourced, server)
+        code, _, messages = sourced.published(server)
         assert code == 0, messages

@@ -33,27 +33,6 @@ def a_server() -> Iterator[RegistryServer]:
         yield server
 
 
-def published(there: Scene, server: RegistryServer, *more: str, files: tuple[str, ...] = ()) -> Any:
-    """Run `publish` with signed reports of both images; returns exit code, stdout and messages."""
-    folder = there.publisher.folder
-    files = files or (there.parent_report(), there.signed(there.report(there.image)))
-    reports = [word for file in files for word in ("--report", file)]
-    target = ("--to", f"{server.host}/team/app", "--dated", "20261122", "--json")
-    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
-    return there.run("publish", NAME, *target, *keys, *reports, *more)
-
-
-def verified(there: Scene, server: RegistryServer, tag: str = NAME, *more: str) -> tuple[int, str]:
-    """The exit code and output of `verify`."""
-    publisher = there.publisher
-    done = publisher.run(
-        "verify", f"{server.host}/team/app:{tag}", *publisher.keys, "--suite", str(publisher.suite), *more
-    )
-    error = done.exception
-    code = getattr(error, "exit_code", done.exit_code)
-    return code, f"{done.stdout}{done.stderr}{getattr(error, 'message', '')}"
-
-
 def attachments(server: RegistryServer, image: str) -> dict[str, list[Any]]:
     """The predicates attached to *image*, by type."""
     found: dict[str, list[Any]] = {}
@@ -69,7 +48,7 @@ def attachments(server: RegistryServer, image: str) -> dict[str, list[Any]]:
 
 
 def test_decision_report_and_sbom_are_attached(there: Scene, server: RegistryServer) -> None:
-    code, out, messages = published(there, server)
+    code, out, messages = there.published(server, "--json")
 
     assert code == 0, messages
     tags = {name for name in server.repository("team/app").manifests if ":" not in name}
@@ -88,7 +67,7 @@ def test_decision_report_and_sbom_are_attached(there: Scene, server: RegistrySer
 
 
 def test_what_the_gate_refuses_is_not_pushed(there: Scene, server: RegistryServer) -> None:
-    code, _, messages = published(there, server, files=(there.parent_report(),))
+    code, _, messages = there.published(server, files=(there.parent_report(),))
 
     assert code == 7
     assert "linkage: not run: no report contains it" in messages
@@ -97,17 +76,17 @@ def test_what_the_gate_refuses_is_not_pushed(there: Scene, server: RegistryServe
 
 def test_names_of_other_images_are_refused(there: Scene, server: RegistryServer) -> None:
     for name in (TAG, "latest", "2.8.0-cuda12.1-cudnn9-runtime"):
-        code, _, messages = published(there, server, "--tag", name)
+        code, _, messages = there.published(server, "--tag", name)
         assert code == 2, messages
         assert f"{name} is not a name for the project's image" in messages
-    assert published(there, server, "--tag", "main")[0] == 0
+    assert there.published(server, "--tag", "main")[0] == 0
 
 
 def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -> None:
-    published(there, server)
+    there.published(server)
 
-    code, text = verified(there, server, DATED)
-    full = verified(there, server, NAME, "--full")
+    code, text = there.verified(server, DATED)
+    full = there.verified(server, NAME, "--full")
 
     assert code == 0, text
     assert f"on {TAG}@{there.parent.manifest}, which passed 5 checks on 2 × NVIDIA H200; its report" in text
@@ -118,18 +97,15 @@ def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -
 
 def test_verify_reads_the_parent_image_if_it_is_there(there: Scene, server: RegistryServer) -> None:
     """If the repository has the parent image, its statements are verified; if not, the output says so."""
-    published(there, server)
-    alone = verified(there, server)
-    folder = there.publisher.folder
-    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
-    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
-    code, _, messages = there.run("publish", TAG, *target, *keys, "--report", there.parent_report())
+    there.published(server)
+    alone = there.verified(server)
+    code, _, messages = there.published(server, ref=TAG, files=(there.parent_report(),))
     assert code == 0, messages
 
-    beside = verified(there, server)
-    full = verified(there, server, NAME, "--full")
+    beside = there.verified(server)
+    full = there.verified(server, NAME, "--full")
     del server.repository("team/app").manifests[there.parent.manifest.replace(":", "-")]  # its statements
-    without = verified(there, server)
+    without = there.verified(server)
 
     assert f"{TAG}@{there.parent.manifest} is not in this repository: its reports were not read" in alone[1]
     assert beside[0] == 0, beside[1]
@@ -143,17 +119,14 @@ def test_verify_reads_the_parent_image_if_it_is_there(there: Scene, server: Regi
 
 def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
     """A publisher can sign a decision for an image that the gate refuses; `--full` reads the code."""
-    folder = there.publisher.folder
-    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
-    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
     image = in_the_code(there, adds("app/torch.py"))
-    reports = ("--report", there.parent_report(), "--report", there.signed(there.report(image)))
-    for ref, files in ((TAG, reports[:2]), ("mutant", reports)):
+    reports = (there.parent_report(), there.signed(there.report(image)))
+    for ref, files in ((TAG, reports[:1]), ("mutant", reports)):
         with patch.object(read, "code_faults", lambda *_: ()):
-            code, _, messages = there.run("publish", ref, *target, *keys, *files)
+            code, _, messages = there.published(server, ref=ref, files=files)
         assert code == 0, messages
 
-    quick, full = verified(there, server), verified(there, server, NAME, "--full")
+    quick, full = there.verified(server), there.verified(server, NAME, "--full")
 
     assert quick[0] == 0, quick[1]
     assert full[0] == 12
@@ -161,14 +134,14 @@ def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: Reg
 
 
 def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:
-    published(there, server, "--tag", "main")
+    there.published(server, "--tag", "main")
     repository = server.repository("team/app")
     repository.manifests["other"] = repository.manifests["main"]
-    code, text = verified(there, server, "other")
+    code, text = there.verified(server, "other")
     assert code == 12
     assert f"{NAME} was published as main, not as other: the tag was moved" in text
 
-    code, text = verified(there, server, "main", "--rebuild")
+    code, text = there.verified(server, "main", "--rebuild")
     assert code == 12
     assert "not rebuilt: verification failed (no provenance)" in text
 
@@ -177,12 +150,12 @@ def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> Non
     """`verify` judges the report again, so an image that was published by --override fails."""
     findings = (finding("import"), finding("pip-check"), finding("linkage", "failed"))
     own = there.signed(there.report(there.image, findings=findings, verdict="fail"), "failed.dsse.json")
-    code, _, messages = published(
-        there, server, "--override", "for a trial", files=(there.parent_report(), own)
+    code, _, messages = there.published(
+        server, "--override", "for a trial", files=(there.parent_report(), own)
     )
     assert code == 0, messages
 
-    code, text = verified(there, server)
+    code, text = there.verified(server)
 
     assert code == 12
     assert "published with --override: for a trial" in text
@@ -191,7 +164,7 @@ def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> Non
 
 def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, tmp_path: Path) -> None:
     """A decision that another key signed is ignored."""
-    published(there, server)
+    there.published(server)
     publisher = there.publisher
     lab = ("--key", str(publisher.folder / "lab.pub.pem"))
 
@@ -203,13 +176,13 @@ def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, t
 
 def test_withdraw(there: Scene, server: RegistryServer) -> None:
     """`withdraw` deletes the moving tag if the registry allows it. `verify` refuses the image."""
-    published(there, server)
+    there.published(server)
     publisher = there.publisher
     key = ("--key", str(publisher.folder / "publisher.pem"))
     trust = ("--trust", str(publisher.folder / "publisher.pub.pem"))
 
     done = publisher.run("withdraw", f"{server.host}/team/app:{NAME}", "--reason", "it crashes", *key, *trust)
-    code, text = verified(there, server, DATED)
+    code, text = there.verified(server, DATED)
 
     assert done.exit_code == 0 or NAME in str(done.exception), done.exception
     assert code == 12

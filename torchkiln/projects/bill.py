@@ -17,6 +17,7 @@ from torchkiln.model.progress import Observer
 from torchkiln.model.project import APP
 from torchkiln.plan.plan import plan
 from torchkiln.projects.gate.read import ProjectImage
+from torchkiln.projects.plan import union
 from torchkiln.sbom.bill import Bill, BillComponent, bill_of, in_order
 from torchkiln.sbom.read_image import made_of, read_evidence
 from torchkiln.store.store import Store
@@ -69,9 +70,7 @@ def _with_packages(project: ProjectImage) -> LockedCell:
         )
         for wheel in project.account.wheels
     ]
-    gone = {*project.account.removed, *(wheel.name for wheel in added)}
-    kept = (wheel for wheel in project.locked.wheels if wheel.name not in gone)
-    return replace(project.locked, wheels=tuple(sorted((*kept, *added), key=lambda wheel: wheel.name)))
+    return union(project.locked, added, project.account.removed)
 
 
 def _itself(project: ProjectImage) -> BillComponent:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from torchkiln.errors import Stale
 from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest, digest_of_json
@@ -12,7 +9,6 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.choice import choice_of
-from torchkiln.projects.file import FILE
 from torchkiln.projects.fixed import fixed_wheels
 
 RULES = 1  # increase it when the same inputs result in other wheels
@@ -74,13 +70,3 @@ def _changed(lock: ProjectLock, needs: ProjectNeeds) -> str:
     locked = {wheel.name: wheel.sha256 for wheel in lock.wheels}
     paths = ((origin.path, locked[origin.name]) for origin in lock.origins)
     return next((path for path, sha256 in paths if present.get(path, sha256) != sha256), "")
-
-
-def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> None:
-    """Check *lock*, which is in the project's *folder*, by `outdated`.
-
-    :raises Stale: it is outdated.
-    """
-    if why := outdated(lock, needs, parent):
-        options = f" {needs.choice.options}" if choice_of(lock.extras, lock.groups) != needs.choice else ""
-        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln project lock {folder}{options}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from packaging.specifiers import SpecifierSet
 
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
+from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.uv import Pin
 from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
@@ -25,7 +25,7 @@ from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of, hashes_of
 from torchkiln.projects.fixed import Ignored, constraints_of, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
-from torchkiln.projects.settle import Behind, Resolver, Settler, newest_possible, without
+from torchkiln.projects.settle import Behind, Settler, newest_possible, without
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,17 +93,6 @@ def moves_of(
     )
 
 
-class ProjectIndex(Resolver, Protocol):
-    """The package indexes."""
-
-    def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels of *pins*, with their sizes; *pins* are some of `Resolver.pins(wanted)`.
-
-        :raises Unresolvable: a release has no wheel for the image.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parent:
     """The image on which a project is installed.
@@ -136,7 +125,7 @@ class LockedProject:
 def lock_project(
     needs: ProjectNeeds,
     parent: Parent,
-    index: ProjectIndex,
+    index: PackageIndex,
     *,
     as_of: str,
     kept: Mapping[str, str],

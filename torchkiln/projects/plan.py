@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torchkiln.errors import ConfigError
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import (
     ArtefactLayer,
     ImageConfig,
@@ -78,7 +78,10 @@ def plan_project(
     )
     return replace(
         below,
-        locked=union(below.locked, project),
+        locked=replace(
+            union(below.locked, project.wheels, project.removed),
+            untrusted=below.locked.untrusted or project.untrusted,
+        ),
         tag=project.name,
         aliases=(),
         layers=(*layers, top),
@@ -87,15 +90,11 @@ def plan_project(
     )
 
 
-def union(locked: LockedCell, project: ProjectLock) -> LockedCell:
-    """The lock of the parent, with the wheels of the image of *project* in place of the parent's wheels."""
-    gone = {*project.removed, *(wheel.name for wheel in project.wheels)}
-    kept = (wheel for wheel in locked.wheels if wheel.name not in gone)
-    return replace(
-        locked,
-        wheels=tuple(sorted((*kept, *project.wheels), key=lambda wheel: wheel.name)),
-        untrusted=locked.untrusted or project.untrusted,
-    )
+def union(locked: LockedCell, added: Iterable[LockedWheel], removed: Iterable[str]) -> LockedCell:
+    """The lock of the parent with the wheels *added* by a project, and without the packages *removed*."""
+    new = {wheel.name: wheel for wheel in added}
+    kept = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in {*removed}}
+    return replace(locked, wheels=tuple(wheel for _, wheel in sorted((kept | new).items())))
 
 
 def _roots(code: ProjectCode) -> tuple[str, ...]:

@@ -32,7 +32,8 @@ def read_project(
         has requirements that cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
-    demand_folder(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
     present = {name for name in (pylock.FILE, pylock.UV_LOCK, FILE, REQUIREMENTS) if _has(folder, name)}
     file = parse_pyproject(_read(folder, FILE)) if FILE in present else Pyproject()
     name = file.name(folder.resolve().name)
@@ -80,12 +81,6 @@ def read_project(
         is_lock=source in (pylock.FILE, pylock.UV_LOCK),
         choice=choice,
     )
-
-
-def demand_folder(folder: Path) -> None:
-    """:raises ConfigError: *folder* does not exist."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
 
 
 def _own(file: Pyproject, choice: Choice) -> tuple[Asked, ...]:

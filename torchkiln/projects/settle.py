@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
+from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.uv import Pin
 from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedCell
@@ -25,18 +25,6 @@ from torchkiln.projects.fixed import fixed_wheels
 
 _MINORS = 5  # a package is far behind if it is older by more minor versions, or by a major version
 _MOST = 5  # packages that are tried in their newest release: each takes two more resolutions
-
-
-class Resolver(Protocol):
-    """The package indexes."""
-
-    def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
-        """:raises Unresolvable: the requirements conflict."""
-        ...
-
-    def newest(self, name: str, wanted: IndexRequest, allowed: SpecifierSet) -> str:
-        """The newest of the *allowed* final releases of *name* that fit the image; "" if there is none."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +45,7 @@ class Settler:
     each as the only candidate of its package, or () if the cache lacks one of them.
     """
 
-    index: Resolver
+    index: PackageIndex
     parent: LockedCell
     own: tuple[str, ...]
     kept: Mapping[str, str]
@@ -170,7 +158,7 @@ def _versions(pins: Iterable[Pin]) -> dict[str, str]:
 
 
 def _far_behind(
-    asked: Iterable[Asked], pins: Iterable[Pin], wanted: IndexRequest, index: Resolver
+    asked: Iterable[Asked], pins: Iterable[Pin], wanted: IndexRequest, index: PackageIndex
 ) -> Iterator[tuple[str, str]]:
     """The first packages that *asked* names and that are far behind, with their newest release."""
     versions, count = _versions(pins), 0

@@ -20,7 +20,7 @@ from torchkiln.model.project import ProjectLock
 from torchkiln.projects.asked import ProjectNeeds, environment_of
 from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.projects.file import FILE, load_project
-from torchkiln.projects.freshness import require_fresh_project
+from torchkiln.projects.freshness import outdated
 from torchkiln.projects.own_wheels import with_own_wheels
 from torchkiln.projects.read import read_project
 from torchkiln.projects.settings import NO_SETTINGS, ProjectSettings, read_settings
@@ -76,7 +76,9 @@ def locked_folder(
             hint=f"run: {how_to_lock(request.cell, project=folder)}",
         )
     needs = needs_of(folder, parent, store, request.chosen(lock))
-    require_fresh_project(folder, lock, needs, parent)
+    if why := outdated(lock, needs, parent):
+        options = f" {needs.choice.options}" if choice_of(lock.extras, lock.groups) != needs.choice else ""
+        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln project lock {folder}{options}")
     return LockedFolder(folder=folder, cell=parent, lock=lock, needs=needs, settings=read_settings(folder))
 
 
