@@ -121,8 +121,12 @@ class Scene:
         files = [self.parent_report(), self.signed(self.report(of, **changes))]
         if self.has_packages:
             files.append(self.suite_report(of))
+        return self.gated(files, ref=of.ref)
+
+    def gated(self, files: Iterable[str], *options: str, ref: str = NAME) -> tuple[int, str, str]:
+        """Run `gate` with the reports *files*, by the laboratory's key."""
         reports = [word for file in files for word in ("--report", file)]
-        return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
+        return self.gate(ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"), *options)
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -55,10 +55,7 @@ def test_the_decision_names_the_reports_below_by_digest(tested: Scene) -> None:
         run={"test": ("python", "-m", "selftest"), "at_start": (PTH,), "may_lack": ("libx.so.1",)},
     )
     files = (tested.parent_report(), tested.signed(report))
-    options = [word for file in files for word in ("--report", file)]
-    code, out, messages = tested.gate(
-        NAME, *options, "--trust", str(tested.publisher.folder / "lab.pub.pem"), "--json"
-    )
+    code, out, messages = tested.gated(files, "--json")
 
     assert code == 0, messages
     document = json.loads(out)
@@ -112,10 +109,8 @@ def test_an_accepted_suite_of_cells_does_not_count_for_projects(there: Scene, tm
     start = text.index("\npolicy:")
     policy.write_text(f'{text[:start]}\npolicy: {{suites: ["{OTHER}"]}}\n')
     files = (there.parent_report(), there.signed(there.report(there.image, suite=OTHER)))
-    options = [word for file in files for word in ("--report", file)]
-    trust = ("--trust", str(there.publisher.folder / "lab.pub.pem"))
 
-    code, _, messages = there.gate(NAME, *options, *trust, "--policy", str(policy))
+    code, _, messages = there.gated(files, "--policy", str(policy))
 
     assert code == 7
     assert "project.dsse.json: was made by another suite" in messages
@@ -170,18 +165,17 @@ def test_a_pth_file_must_be_named_in_the_report(tested: Scene) -> None:
 
 def test_reports_must_be_signed_if_a_key_is_trusted(there: Scene) -> None:
     report, parent = there.report(there.image), there.parent_report()
-    trust = ("--trust", str(there.publisher.folder / "lab.pub.pem"))
     unsigned = there.publisher.write(plain(report), "plain.json")
     foreign = there.publisher.write(by_another_key(report), "foreign.dsse.json")
 
-    code, _, messages = there.gate(NAME, "--report", parent, "--report", unsigned, *trust)
+    code, _, messages = there.gated((parent, unsigned))
     assert code == 7
     assert (
         "  plain.json: is not signed by a trusted key\n" in messages
         or "  plain.json: is not signed\n" in messages
     )
     assert "torchkiln project smoke DIR --report FILE --key KEY.pem" in messages
-    assert there.gate(NAME, "--report", parent, "--report", foreign, *trust)[0] == 12
+    assert there.gated((parent, foreign))[0] == 12
 
 
 def test_without_reports_the_runs_of_this_machine_count(there: Scene) -> None:
@@ -205,27 +199,22 @@ def test_the_parent_image_must_be_cleared_by_its_own_reports(there: Scene) -> No
     parent = there.parent_report()
     there.publisher.signed(there.publisher.report(there.parent, failed), "failed.dsse.json")
     own = there.signed(there.report(there.image))
-    trust = ("--trust", str(there.publisher.folder / "lab.pub.pem"))
-    folder = there.publisher.folder
 
-    code, _, messages = there.gate(
-        NAME, "--report", str(folder / "failed.dsse.json"), "--report", own, *trust
-    )
+    code, _, messages = there.gated((str(there.publisher.folder / "failed.dsse.json"), own))
     assert code == 7
     assert f"  {TAG}: cuda: failed: no kernel image (failed.dsse.json)\n" in messages
-    code, _, messages = there.gate(NAME, "--report", own, *trust)
+    code, _, messages = there.gated((own,))
     assert code == 7
     assert f"  {TAG}: cuda: not run: no report contains it\n" in messages
-    assert there.gate(NAME, "--report", parent, *trust)[0] == 7
+    assert there.gated((parent,))[0] == 7
 
 
 def test_a_nonce_is_required_of_the_projects_report(there: Scene) -> None:
     parent, own = there.parent_report(), there.report(there.image, nonce="12345678")
-    trust = ("--trust", str(there.publisher.folder / "lab.pub.pem"))
-    options = ("--report", parent, "--report", there.signed(own), *trust)
+    files = (parent, there.signed(own))
 
-    assert there.gate(NAME, *options, "--nonce", "12345678")[0] == 0
-    code, _, messages = there.gate(NAME, *options, "--nonce", "87654321")
+    assert there.gated(files, "--nonce", "12345678")[0] == 0
+    code, _, messages = there.gated(files, "--nonce", "87654321")
     assert code == 7
     assert "project.dsse.json: nonce mismatch: it has the nonce 12345678" in messages
 

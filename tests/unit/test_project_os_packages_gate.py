@@ -74,10 +74,8 @@ def test_a_privileged_program_is_refused(packaged: Scene) -> None:
 def test_os_packages_require_a_report_of_the_suite_in_this_image(packaged: Scene) -> None:
     """The reports of the parent image are not enough; the message says what to run."""
     files = (packaged.parent_report(), packaged.signed(packaged.report(packaged.image)))
-    reports = [word for file in files for word in ("--report", file)]
-    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
 
-    code, _, messages = packaged.gate(NAME, *reports, *trust)
+    code, _, messages = packaged.gated(files)
 
     assert code == 7
     assert "  OS packages: reports of the parent image do not prove that torch works with them" in messages
@@ -104,10 +102,8 @@ def test_reports_of_the_suite_that_do_not_count(packaged: Scene, changes: dict[s
         packaged.signed(packaged.report(packaged.image)),
         packaged.suite_report(packaged.image, **changes),
     )
-    reports = [word for file in files for word in ("--report", file)]
-    trust = ("--trust", str(packaged.publisher.folder / "lab.pub.pem"))
 
-    code, _, messages = packaged.gate(NAME, *reports, *trust)
+    code, _, messages = packaged.gated(files)
 
     assert code == 7
     assert f"  {fault}" in messages, messages
