@@ -131,26 +131,13 @@ def test_the_description_in_the_image(small: Bench) -> None:
     assert built.at_start == ("hook.pth of hook",)
 
 
-@pytest.mark.parametrize(
-    ("paths", "words"),
-    [
-        (("torch/__init__.py",), f"evil: {SITE}/torch/__init__.py is a file of torch"),
-        (("triton/backend.py",), f"evil: {SITE}/triton/backend.py is in a folder of triton"),
-        (("sitecustomize.py",), "runs at each start of Python"),
-    ],
-)
-def test_a_package_that_changes_what_was_proved_is_refused(
-    small: Bench, paths: tuple[str, ...], words: str
-) -> None:
-    lock = small.lock(small.wheel("evil", "1", *paths))
+def test_a_package_that_changes_what_was_proved_is_refused(small: Bench) -> None:
+    lock = small.lock(small.wheel("evil", "1", "torch/__init__.py"))
 
-    with pytest.raises(BuildFailed) as caught:
-        small.build(lock)
-
-    assert words in caught.value.message
-    assert NAME not in open_layout(small.layout).refs()
-    with pytest.raises(BuildFailed):  # also with the layers in the cache
-        small.build(lock)
+    for _ in range(2):  # also with the layers in the cache
+        with pytest.raises(BuildFailed, match=f"evil: {SITE}/torch/__init__.py is a file of torch"):
+            small.build(lock)
+        assert NAME not in open_layout(small.layout).refs()
 
 
 def test_packages_that_do_not_fit_together_are_refused(small: Bench) -> None:

@@ -251,24 +251,6 @@ def test_smoke_without_a_built_image(commands: Commands) -> None:
     assert "no image of the project: 'project'" in messages
 
 
-def test_smoke_allows_only_known_packages_to_lack_libraries(commands: Commands) -> None:
-    code, _, messages = commands.smoke("--allow-missing", "numpy", "--allow-missing", "fsspec")
-
-    assert code == 2
-    assert messages.startswith(
-        "--allow-missing numpy: neither a library nor a package that the project adds\nname a library"
-    )
-
-
-def test_a_stale_lock_is_refused(commands: Commands) -> None:
-    (commands.small.project / "requirements.txt").write_text("fsspec>=4\n")
-
-    code, out, messages = commands.build()
-
-    assert (code, out) == (5, "")
-    assert "project lock" in messages
-
-
 def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
     """Extras that differ from those of the lock make it stale. Without a lock, `build` makes one."""
     small = commands.small

@@ -21,7 +21,6 @@ from torchkiln.cli.shared import project_build, project_watch
 from torchkiln.errors import KilnError
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate.validate import validate
-from torchkiln.projects import code
 from torchkiln.projects.file import FILE, save_project
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.source import needs_of
@@ -175,29 +174,6 @@ def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
     assert f"error: {small.project / FILE}: no such file: the project is not locked\n" in messages
     cell = f"--torch {small.cell.resolution.cell.torch} --cuda {small.cell.resolution.cell.cuda}"
     assert f"hint: run: torchkiln project lock {small.project} {cell}\n" in messages
-
-
-def test_faults_of_the_code_are_told(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 10_000)
-    project = watch.project
-    lines, messages = watch.run(
-        watch.write(".env", "KEY=1"),
-        (project / ".env").unlink,
-        watch.write("big.py", "#" * 20_000),
-        (project / "big.py").unlink,
-        watch.write("torch.py", ""),
-        (project / "torch.py").unlink,
-        watch.write("train.py", "two"),
-    )
-
-    assert [files for _, _, files in lines[1:]] == [*["no file of the image changed"] * 3, "train.py"]
-    assert len({digest for digest, _, _ in lines}) == 2
-    for fault in (
-        f"{project}/.env: looks like a secret",
-        f"error: {project}: the code has 20.",
-        "error: the code has torch.py, which hides a package of the image from imports",
-    ):
-        assert messages.count(fault) == 1, messages
 
 
 def test_new_warnings_are_told_once(watch: Watch) -> None:

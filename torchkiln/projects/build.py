@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from torchkiln.engine.build import BuildOptions, build_planned
 from torchkiln.engine.cache_claims import build_needs, remember_image
 from torchkiln.engine.environment import Environment, with_vaults
 from torchkiln.engine.fetched import fetched
-from torchkiln.errors import BadWheel, BuildFailed, Stale
+from torchkiln.errors import Stale
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.facts import Facts
@@ -45,7 +44,7 @@ from torchkiln.projects.source import (
     locked_folder,
     needs_of,
 )
-from torchkiln.projects.symbols.libraries import is_unread, require_fitting
+from torchkiln.projects.symbols.libraries import fetch_for_check, is_unread, require_fitting
 from torchkiln.projects.wheel_fetcher import OwnWheels, ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from torchkiln.projects.lock import LockedProject
 
 _RECORDS = "effects"
-_STREAMS = 6
 _RULES = 2  # raise it when `effect_of` returns another result for the same input
 
 
@@ -246,23 +244,13 @@ def _check_libraries(
     built = {origin.name for origin in source.lock.origins if origin.built}
     wheels = [wheel for wheel in source.lock.wheels if (wheel.name in built) is final]
     missing = [wheel for wheel in wheels if is_unread(wheel, store)]
-    with ThreadPoolExecutor(_STREAMS) as pool:
-        list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
+    fetch_for_check(missing, lambda wheel: fetched(wheel, environment))
     unread = require_fitting(source.lock, cell, store)
     if unread and final:
         environment.say(
             "warning: cannot check whether the libraries of these packages can be loaded in the image,"
             f" because their wheels are not in the cache: {', '.join(unread)}"
         )
-
-
-def _fetched(wheel: LockedWheel, environment: Environment) -> None:
-    try:
-        fetched(wheel, environment)
-    except BadWheel:
-        raise
-    except BuildFailed:  # the build reports it, if it needs the file
-        pass
 
 
 def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environment) -> ProjectLock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from packaging.tags import Tag
 
 from torchkiln.base import artefact
-from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
+from torchkiln.errors import Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
 from torchkiln.index.local import required_by_name
@@ -27,7 +26,7 @@ from torchkiln.model.index import LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.model.project import BuiltFrom, GitCommit, ProjectLock
+from torchkiln.model.project import GitCommit, Origin, ProjectLock
 from torchkiln.plan.load import plan_locked
 from torchkiln.projects.apt.wanted_packages import kept_packages, save_locked, with_packages
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
@@ -35,20 +34,24 @@ from torchkiln.projects.file import load_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.lock import LockedProject, Parent, lock_project
-from torchkiln.projects.own_wheels import demand_wheels_folder, from_index, local_wheels
+from torchkiln.projects.own_wheels import from_index, local_wheels
 from torchkiln.projects.source import ProjectRequest, demand_own_name, fresh_parent, needs_of
 from torchkiln.projects.sources.repositories import Repositories, demand_allowed
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import Sdists
-from torchkiln.projects.symbols.libraries import is_unread, require_fitting, require_known, still_known
+from torchkiln.projects.symbols.libraries import (
+    fetch_for_check,
+    is_unread,
+    require_fitting,
+    require_known,
+    still_known,
+)
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.sizes import size
 from torchkiln.wheel.metadata import metadata_in
 
 _MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
-_STREAMS = 6
-
 _SKIPPED = 5  # most wheels that a message names
 
 
@@ -81,15 +84,15 @@ def lock_folder(
     index = open_index(environ, store)
     unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
     date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
-    demand_wheels_folder(request.folder, needs.wheels)
     own, left_out = _local(needs, request.folder, parent, index)
-    known = _builds(previous, request.upgrade)
+    kept = _kept_origins(previous, request.upgrade)
+    known = {one.built.sha256: one.built for one in kept if one.built}
     builder = SandboxedBuilder(store=store, environ=environ, report=report, locate=locks.matrix.locate)
     sdists = Sdists(index, parent, builder, as_of=date, known=known)
     settings = index.pages.settings
     required = _repositories(needs, parent)
     sources = Repositories(store=store, settings=settings, environ=environ, say=report.say)
-    built = _built(required, sources, sdists, _commits(previous, request.upgrade))
+    built = _built(required, sources, sdists, {one.name: one.git for one in kept if one.git})
     offered = tuple(sdists.local(sorted({*needs.build} - {one.name for one in required}), own, _tags(parent)))
     record = record_of(
         resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
@@ -180,17 +183,7 @@ def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[st
     count = f"{len(missing)} wheel{'s' if len(missing) > 1 else ''}"
     say(f"downloads {count} ({size(total)}), to check their libraries; the build uses them, too")
     downloads = Downloads(index.pages)
-
-    def fetch(wheel: LockedWheel) -> None:
-        try:
-            downloads.fetch_wheel(wheel, store)
-        except BadWheel:
-            raise
-        except BuildFailed:  # the build reports it, if it needs the file
-            pass
-
-    with ThreadPoolExecutor(_STREAMS) as pool:
-        list(pool.map(fetch, missing))
+    fetch_for_check(missing, lambda wheel: downloads.fetch_wheel(wheel, store))
 
 
 def _local(
@@ -234,24 +227,16 @@ def _built(
     return tuple(found.values())
 
 
-def _commits(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, GitCommit]:
-    """The commits of *previous* of packages that are not upgraded, by package."""
+def _kept_origins(previous: ProjectLock | None, upgrade: Collection[str]) -> tuple[Origin, ...]:
+    """The origins in *previous* of packages that are not upgraded."""
     kept = kept_versions(previous, upgrade)
-    origins = previous.origins if previous else ()
-    return {one.name: one.git for one in origins if one.git and one.name in kept}
+    return tuple(one for one in previous.origins if one.name in kept) if previous else ()
 
 
 def _tags(parent: LockedCell) -> tuple[Tag, ...]:
     """The tags of wheels that the image accepts, best first."""
     cell = parent.resolution.cell
     return tags_of(cell.python, operating_system(cell.os).glibc)
-
-
-def _builds(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, BuiltFrom]:
-    """The builds of *previous* of packages that are not upgraded, by the sdist's sha256."""
-    kept = kept_versions(previous, upgrade)
-    origins = previous.origins if previous else ()
-    return {one.built.sha256: one.built for one in origins if one.built and one.name in kept}
 
 
 def _previous(request: ProjectRequest) -> ProjectLock | None:

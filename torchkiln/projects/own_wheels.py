@@ -41,7 +41,7 @@ _CHUNK = 1 << 20
 def with_own_wheels(needs: ProjectNeeds, folder: Path, wheels: str, store: Store) -> ProjectNeeds:
     """*needs* with the wheels in the project's *folder*; *wheels* is the setting.
 
-    A missing folder counts as an empty one; `demand_wheels_folder` refuses it.
+    A missing folder counts as an empty one; `local_wheels` refuses it.
 
     :raises ConfigError: the folder is not in the project's folder, or files in it cannot be read or have no
         valid name; lists all faults.
@@ -63,15 +63,6 @@ def with_own_wheels(needs: ProjectNeeds, folder: Path, wheels: str, store: Store
     return replace(needs, wheels=wheels, own=tuple(found))
 
 
-def demand_wheels_folder(folder: Path, wheels: str) -> None:
-    """:raises ConfigError: the setting *wheels* names a folder that does not exist."""
-    if wheels and not (folder / wheels).is_dir():
-        raise ConfigError(
-            f"wheels: no such directory: {folder / wheels}",
-            hint="create the directory and add the wheels, or remove the setting `wheels`",
-        )
-
-
 def local_wheels(
     needs: ProjectNeeds, folder: Path, fixed: Collection[str], python: str, tags: Sequence[Tag]
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
@@ -82,9 +73,14 @@ def local_wheels(
     :param fixed: names of packages that cannot be replaced.
     :param python: the version of the image's Python, "3.11.2".
     :param tags: the tags of wheels that the image accepts, best first.
-    :raises ConfigError: a wheel that fits is invalid, or one that is required by path does not fit; lists
-        all faults.
+    :raises ConfigError: the folder of the setting is missing; or a wheel that fits is invalid, or one that is
+        required by path does not fit; lists all faults.
     """
+    if needs.wheels and not (folder / needs.wheels).is_dir():
+        raise ConfigError(
+            f"wheels: no such directory: {folder / needs.wheels}",
+            hint="create the directory and add the wheels, or remove the setting `wheels`",
+        )
     required = {one.path: one for one in needs.requirements if one.path}
     found: list[LocalWheel] = []
     left_out: list[str] = []

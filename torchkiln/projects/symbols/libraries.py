@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import groupby, islice
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from torchkiln.elf.dynamic import LIBRARY
-from torchkiln.errors import ConfigError, Unresolvable, VerificationFailed
+from torchkiln.errors import BadWheel, BuildFailed, ConfigError, Unresolvable, VerificationFailed
 from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.project import ProjectLock
@@ -45,6 +46,7 @@ RECORDS = "symbols"
 _RULES = 3  # raise it when the content of the records changes, or `fit` gives other faults
 _LARGEST = 64 << 20  # bytes of a library of the base; libstdc++ has 2 MB
 _LIBRARY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*\.so[A-Za-z0-9_.+!-]*")
+_STREAMS = 6
 _SHOWN = 3  # faults of a package
 _MOST = 8  # packages
 
@@ -152,6 +154,24 @@ def is_unread(wheel: LockedWheel, store: Store) -> bool:
     """Whether the libraries of *wheel* were not read yet, and *wheel* is not in *store*."""
     known = store.record(RECORDS, key_of(("libraries", wheel.sha256, ""))) is not None
     return has_platform(wheel) and not known and not store.has_wheel(wheel)
+
+
+def fetch_for_check(wheels: Iterable[LockedWheel], fetch: Callable[[LockedWheel], object]) -> None:
+    """Download *wheels* by *fetch*; one that is not available is not checked: the build reports it.
+
+    :raises BadWheel: a file differs from the lock.
+    """
+
+    def fetched(wheel: LockedWheel) -> None:
+        try:
+            fetch(wheel)
+        except BadWheel:
+            raise
+        except BuildFailed:
+            pass
+
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        list(pool.map(fetched, wheels))
 
 
 def has_platform(wheel: LockedWheel) -> bool:
