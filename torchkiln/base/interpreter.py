@@ -3,9 +3,8 @@
 Byte-code must be compiled by exactly the image's interpreter. The interpreter's files are extracted from the
 base once. It is started with the base's loader, so that it does not use the host's Python or C library.
 
-The base's Python is extracted without its links: each folder is opened relative to the descriptor of its
-parent, and links are created last, each as a relative path to its extracted target. Links to other
-targets are left out. So no link leads out of the folder, with or without a chroot.
+Links are created last, each as a relative path to its extracted target. Links to other targets are left out.
+So no link leads out of the folder, with or without a chroot.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -26,10 +25,13 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import GZIP
+from torchkiln.oci.extract import Extractor
 from torchkiln.oci.opening import bounded, open_layer
 from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.oci.vendor_archive import ArchivePaths
 from torchkiln.store.store import Store
 
 if TYPE_CHECKING:
@@ -206,7 +208,7 @@ class ExtractionRefused(ValueError):
 
 
 def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> Digest:
-    """Extract the files of the tar *stream* whose paths are *wanted* to the empty folder *into*.
+    """Extract the files of the tar *stream* whose paths are *wanted* to the folder *into*.
 
     :returns: the digest of the whole tar, from the same read.
     :raises ExtractionRefused: a name, link or size is not allowed; the message names it.
@@ -215,16 +217,17 @@ def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> Dige
     total = hashlib.sha256()
     into.mkdir(parents=True, exist_ok=True)
     into.chmod(0o755)  # regardless of the umask: another user reads it
-    top = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    extractor = Extractor(into)
     try:
-        extraction = _Extraction(top=top)
+        extraction = _Extraction(extractor)
         tar = TarReader(_hashed(bounded(stream, _MAX_READ, _too_large), total))
         for entry in tar:
             if wanted(entry.path):
                 extraction.add(entry, tar)
         extraction.make_links()
+        extractor.finish()
     finally:
-        os.close(top)
+        extractor.close()
     return Digest(f"sha256:{total.hexdigest()}")
 
 
@@ -238,94 +241,48 @@ def _hashed(stream: BinaryIO, total: Hash) -> Iterator[bytes]:
         yield piece
 
 
-@dataclass(kw_only=True, slots=True)
 class _Extraction:
-    """The extracted entries, by path."""
+    """Extracts files at once and links at the end; folders are created with their first file."""
 
-    top: int  # descriptor of the folder
-    files: set[str] = field(default_factory=set)
-    folders: set[str] = field(default_factory=set)
-    links: dict[str, str] = field(default_factory=dict)
-    size: int = 0
+    def __init__(self, extractor: Extractor) -> None:
+        self._extractor, self._paths = extractor, ArchivePaths(ExtractionRefused)
+        self._files, self._folders = set[str](), set[str]()
+        self._links: dict[str, TarEntry] = {}
+        self._size = 0
 
     def add(self, entry: TarEntry, tar: TarReader) -> None:
-        """Extract an entry; folders are created with their first file."""
+        """Check the next entry, and extract a file; its owner and time do not matter."""
         path = entry.path
-        if entry.kind == "folder":
-            if path in self.files or path in self.links:
-                raise ExtractionRefused(f"{path} is a duplicate")
-            return
-        if path in self.files or path in self.links or path in self.folders:
-            raise ExtractionRefused(f"{path} is a duplicate")
-        if len(self.files) + len(self.links) >= _MAX_FILES:
+        self._paths.add(path, folder=entry.kind == "folder")
+        if len(self._files) + len(self._links) >= _MAX_FILES:
             raise ExtractionRefused(f"its Python has more than {_MAX_FILES} files")
-        folder = self._folder(path)
-        try:
-            if entry.kind == "link":
-                self.links[path] = entry.target
-            elif entry.kind == "hard link":
-                self._hard_link(path, entry.target, folder)
-            elif entry.kind == "file":
-                self._write(entry, tar, folder)
-            else:
-                raise ExtractionRefused(f"{path} is not a file or link")
-        finally:
-            os.close(folder)
-
-    def _folder(self, path: str) -> int:
-        """A descriptor of the folder of *path*, created if missing."""
-        found, at = os.dup(self.top), ""
-        for part in path.split("/")[:-1]:
-            at = f"{at}/{part}" if at else part
-            if at in self.files or at in self.links:
-                os.close(found)
-                raise ExtractionRefused(f"{path} is below {at}, which is not a directory")
-            try:
-                if at not in self.folders:
-                    os.mkdir(part, 0o755, dir_fd=found)
-                below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=found)
-            finally:
-                os.close(found)
-            if at not in self.folders:
-                self.folders.add(at)
-                os.fchmod(below, 0o755)
-            found = below
-        return found
-
-    def _write(self, entry: TarEntry, tar: TarReader, folder: int) -> None:
-        path = entry.path
-        self.size += entry.size
-        if entry.size > _MAX_FILE or self.size > _MAX_TOTAL:
+        self._size += entry.size
+        if entry.size > _MAX_FILE or self._size > _MAX_TOTAL:
             raise ExtractionRefused(f"{path}: its Python is too large ({entry.size} bytes)")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(path.rpartition("/")[2], flags, 0o600, dir_fd=folder), "wb") as file:
-            for piece in tar.content():
-                file.write(piece)
-            os.fchmod(file.fileno(), 0o755 if entry.mode & 0o111 else 0o644)
-        self.files.add(path)
+        if entry.kind == "link":
+            self._links[path] = entry
+        elif entry.kind == "hard link" and entry.target not in self._files:
+            raise ExtractionRefused(f"{path} is a hard link to {entry.target}, which was not extracted")
+        elif entry.kind in ("file", "hard link"):
+            self._write(entry, tar.content())
+            self._files.add(path)
+        elif entry.kind != "folder":
+            raise ExtractionRefused(f"{path} is not a file or link")
 
-    def _hard_link(self, path: str, target: str, folder: int) -> None:
-        if target not in self.files:
-            raise ExtractionRefused(f"{path} is a hard link to {target}, which was not extracted")
-        source = self._folder(target)
-        try:
-            name = target.rpartition("/")[2], path.rpartition("/")[2]
-            os.link(*name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            os.close(source)
-        self.files.add(path)
+    def _write(self, entry: TarEntry, content: Iterable[memoryview]) -> None:
+        for folder in parents(entry.path):
+            if folder not in self._folders:
+                self._folders.add(folder)
+                self._extractor.add(replace(entry, path=folder, kind="folder", mode=0o755, uid=0, gid=0), ())
+        mode = 0o755 if entry.mode & 0o111 else 0o644
+        self._extractor.add(replace(entry, mode=mode, uid=0, gid=0), content)
 
     def make_links(self) -> None:
         """Create the links whose target was extracted."""
-        for path in self.links:
-            target = self._resolve(path)
-            if target is not None:
-                place, _, name = path.rpartition("/")
-                folder = self._folder(path)
-                try:
-                    os.symlink(posixpath.relpath(f"/{target}", f"/{place}"), name, dir_fd=folder)
-                finally:
-                    os.close(folder)
+        for path, entry in self._links.items():
+            if (target := self._resolve(path)) is not None:
+                relative = posixpath.relpath(f"/{target}", f"/{posixpath.dirname(path)}")
+                self._write(replace(entry, target=relative), ())
 
     def _resolve(self, path: str) -> str | None:
         """The extracted file or folder to which *path* resolves in this root; None if it does not exist."""
@@ -338,14 +295,14 @@ class _Extraction:
                 at = at.rpartition("/")[0]
                 continue
             there = f"{at}/{part}" if at else part
-            if there in self.links:
+            if there in self._links:
                 steps += 1
-                target = self.links[there]
+                target = self._links[there].target
                 if steps > _MAX_LINKS or len(target) > _MAX_TARGET:
                     return None
                 left = [*target.split("/"), *left]
                 at = "" if target.startswith("/") else at
-            elif there in self.folders or (there in self.files and not left):
+            elif there in self._folders or (there in self._files and not left):
                 at = there
             else:
                 return None

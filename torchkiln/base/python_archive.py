@@ -1,14 +1,12 @@
 """Reads the archive of a standalone build of CPython, and returns the files of its layer.
 
 The format is that of python-build-standalone's `install_only` archives: a gzip tar with one folder, python/.
-The archive's hash was checked before, but the user may have the archive from any source. So every entry is
-checked, and the archive is refused if an entry could lead out of the folder or grant privileges. Owners,
-modes and times are normalized.
+`oci/vendor_archive.py` checks the entries; those that grant privileges are refused, too. Owners, modes and
+times are normalized.
 """
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +14,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.base.interpreter import HOME, python_name
-from torchkiln.errors import BadPythonArchive, printable
+from torchkiln.errors import BadArchive, BadPythonArchive, printable
 from torchkiln.model.cell import PythonArchive
 from torchkiln.oci import tar
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.opening import bounded
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.oci.vendor_archive import VendorArchive
 
 _TOP = "python"
 _MAX_READ = 4 << 30  # bytes unpacked; real archives have 100 to 400 million
@@ -83,35 +82,38 @@ class _Reading:
     """Checks every entry, and keeps those of the layer."""
 
     def __init__(self, archive: PythonArchive, contents: BinaryIO) -> None:
-        self._archive, self._contents = archive, contents
-        self._seen: dict[str, bool] = {}  # path below python/ -> whether it is a folder, explicit or implied
+        self._checked = VendorArchive(archive.filename, _TOP, BadPythonArchive)
+        self._contents = contents
         self._files: dict[str, StoredFile] = {}
         self._links: dict[str, tuple[str, str]] = {}  # path -> target below python/, target as written
         self._at = self._copied = 0  # bytes written to the contents; bytes of files that were hard links
         self._heads: dict[str, bytes] = {}  # the first bytes of the files that identify the build
 
-    def too_large(self) -> BadPythonArchive:
-        return BadPythonArchive(self._archive.filename, f"unpacks to more than {_MAX_READ >> 30} GiB")
+    def too_large(self) -> BadArchive:
+        return self._checked.bad(f"unpacks to more than {_MAX_READ >> 30} GiB")
 
     def take(self, entry: TarEntry, entries: TarReader) -> None:
         """Check the next entry, and keep it if it belongs to the layer."""
-        path = self._path(entry)
-        if not path:
-            return
-        self._note(path, folder=entry.kind == "folder")
+        path = self._checked.path(entry)
+        if entry.mode & _SPECIAL and entry.kind != "link":
+            raise self._checked.refused(entry, "has a set-user-id, set-group-id or sticky bit")
+        if entry.xattrs:
+            raise self._checked.refused(entry, "has extended attributes")
         if entry.kind == "folder":
             return
         left_out = _LEFT_OUT.fullmatch(path) is not None
         if entry.kind == "link":
-            target = self._target(path, entry)
+            target = self._checked.link_target(entry)
+            if ".." in entry.target.lstrip("./").split("/"):  # only at the start no other link can precede it
+                raise self._checked.refused(entry, f"is a link to {entry.target!r}, outside of the archive")
             if not left_out:
                 self._links[path] = (target, entry.target)
         elif entry.kind == "hard link":
             self._hard_link(path, entry, left_out=left_out)
         elif entry.kind != "file":
-            raise self._refused(entry, "is a device or a pipe")
+            raise self._checked.refused(entry, "is a device or a pipe")
         elif entry.size > _MAX_FILE:
-            raise self._refused(entry, f"has {entry.size} bytes; at most {_MAX_FILE} are allowed")
+            raise self._checked.refused(entry, f"has {entry.size} bytes; at most {_MAX_FILE} are allowed")
         elif not left_out:
             self._write(path, entry, entries)
 
@@ -133,52 +135,15 @@ class _Reading:
             },
         )
 
-    def _path(self, entry: TarEntry) -> str:
-        """The path of *entry* below python/; empty for that folder, and for the root."""
-        top, _, below = entry.path.partition("/")
-        if printable(entry.path) != entry.path:
-            raise self._refused(entry, "has non-printable characters in its name")
-        if any(part.startswith(".wh.") for part in entry.path.split("/")):
-            raise self._refused(entry, "is a whiteout: it would delete files in a layer")
-        if entry.path and (top != _TOP or (not below and entry.kind != "folder")):
-            raise self._refused(entry, f"is outside of the folder {_TOP}/")
-        if entry.mode & _SPECIAL and entry.kind != "link":
-            raise self._refused(entry, "has a set-user-id, set-group-id or sticky bit")
-        if entry.xattrs:
-            raise self._refused(entry, "has extended attributes")
-        return below
-
-    def _note(self, path: str, *, folder: bool) -> None:
-        for above in tar.parents(path):
-            if not self._seen.setdefault(above, True):
-                raise BadPythonArchive(
-                    self._archive.filename, f"{path!r} is below {above!r}, which is not a directory"
-                )
-        if path in self._seen and not (folder and self._seen[path]):
-            raise BadPythonArchive(self._archive.filename, f"{path!r} is a duplicate")
-        self._seen[path] = folder
-
-    def _target(self, path: str, entry: TarEntry) -> str:
-        """The path below python/ to which a link leads.
-
-        The target may contain `..` only at its start, where no other link can precede it.
-        """
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
-        inner = entry.target.lstrip("./").split("/")
-        outside = entry.target.startswith("/") or target.split("/")[0] == ".." or ".." in inner
-        if outside or printable(entry.target) != entry.target:
-            raise self._refused(entry, f"is a link to {entry.target!r}, outside of the folder {_TOP}/")
-        return target
-
     def _hard_link(self, path: str, entry: TarEntry, *, left_out: bool) -> None:
         """Keep a hard link as a file with the content of its target."""
-        top, _, target = entry.target.partition("/")
-        if top != _TOP or self._seen.get(target, True):
-            raise self._refused(entry, f"is a hard link to {entry.target!r}, which is not an earlier file")
+        target = self._checked.hard_link_target(entry)
         if left_out:
             return
         if target not in self._files:
-            raise self._refused(entry, f"is a hard link to {entry.target!r}, which the layer does not have")
+            raise self._checked.refused(
+                entry, f"is a hard link to {entry.target!r}, which the layer does not have"
+            )
         self._files[path] = self._files[target]
         self._copied += self._files[target].size
         if self._copied > _MAX_READ:
@@ -200,25 +165,20 @@ class _Reading:
 
         :raises BadPythonArchive: the archive has another Python, or is for another platform.
         """
-        name, archive = python_name(python), self._archive.filename
+        name = python_name(python)
         program = f"bin/{name}"
         if program not in self._files:
             others = sorted(other[1] for path in self._files if (other := _PROGRAM.fullmatch(path)))
             has = f"has Python {', '.join(others)}, not {python}" if others else f"has no {_TOP}/{program}"
-            raise BadPythonArchive(archive, has)
+            raise self._checked.bad(has)
         head = self._heads.get(program, b"")
         if not head.startswith(_ELF[0]) or head[18:20] != _ELF[1]:
-            raise BadPythonArchive(archive, f"{_TOP}/{program} is not a program for x86-64 Linux")
+            raise self._checked.bad(f"{_TOP}/{program} is not a program for x86-64 Linux")
         header = f"include/{name}/patchlevel.h"
         found = _VERSION.search(self._heads.get(header, b""))
         version = found[1].decode("ascii", "replace") if found else ""
         if f"lib/{name}/os.py" not in self._files or not version:
-            raise BadPythonArchive(
-                archive, f"has no {_TOP}/lib/{name}/os.py or no version in {_TOP}/{header}"
-            )
+            raise self._checked.bad(f"has no {_TOP}/lib/{name}/os.py or no version in {_TOP}/{header}")
         if not _RELEASE.fullmatch(version) or not version.startswith(f"{python}."):
-            raise BadPythonArchive(archive, f"has Python {printable(version)}, not a release of {python}")
+            raise self._checked.bad(f"has Python {printable(version)}, not a release of {python}")
         return version
-
-    def _refused(self, entry: TarEntry, why: str) -> BadPythonArchive:
-        return BadPythonArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")

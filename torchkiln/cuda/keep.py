@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.cuda import tree as cuda_tree
-from torchkiln.errors import BadArchive, printable
+from torchkiln.errors import BadArchive
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.oci.vendor_archive import VendorArchive
 
 _MAX_ENTRIES = 100_000  # CCCL, the largest archive, has a few thousand
 _MAX_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has three billion
@@ -40,7 +41,7 @@ def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
     selection = _Selection(archive)
     try:
         with path.open("rb") as file:
-            archived = TarReader(pieces_of(Unxz(file)))
+            archived = TarReader(pieces_of(Unxz(file)), most=_MAX_ENTRIES)
             for entry in archived:
                 for piece in selection.take(entry, archived):
                     out.write(piece)
@@ -55,34 +56,37 @@ class _Selection:
     """Selects the installed files of one archive."""
 
     def __init__(self, archive: LockedArchive) -> None:
-        self._archive = archive
-        self._top = archive.filename.removesuffix(".tar.xz")
-        self._seen: dict[str, bool] = {}  # path → whether it is a folder; parents of entries are folders, too
+        self._component = archive.component
+        self._checked = VendorArchive(archive.filename, archive.filename.removesuffix(".tar.xz"), BadArchive)
         self._kept: dict[str, str] = {}  # path → installed path
         self._links: dict[str, tuple[str, str]] = {}  # path → installed path, target
         self._content = 0
 
     def take(self, entry: TarEntry, archived: TarReader) -> Iterator[bytes | memoryview]:
         """Check the next entry; if it is an installed file or hard link, yield it as pieces of a tar."""
-        path = self._path(entry)
-        if not path:  # the top folder
-            return
-        self._note(path, folder=entry.kind == "folder")
+        path = self._checked.path(entry)
         if entry.kind == "folder":
             return
-        installed = cuda_tree.place(self._archive.component, path)
+        installed = cuda_tree.place(self._component, path)
         if entry.kind == "link":
-            target = self._target(posixpath.join(posixpath.dirname(path), entry.target), entry)
+            target = self._checked.link_target(entry)
             if installed:
                 self._links[path] = (installed, target)
         elif entry.kind == "hard link":
-            yield from self._hard_link(path, installed, entry)
+            target = self._checked.hard_link_target(entry)
+            if installed and target not in self._kept:
+                raise self._checked.refused(entry, f"is a hard link to {target!r}, which is not installed")
+            if installed:
+                self._kept[path] = installed
+                info = tarfile.TarInfo(installed)
+                info.type, info.linkname, info.mtime = tarfile.LNKTYPE, self._kept[target], WHEEL_EPOCH
+                yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
         elif entry.kind != "file":
-            raise self._refused(entry, "is not a file, directory or link")
+            raise self._checked.refused(entry, "is not a file, directory or link")
         else:
             self._content += entry.size
             if self._content > _MAX_CONTENT:
-                raise BadArchive(self._archive.filename, f"unpacks to more than {_MAX_CONTENT >> 30} GiB")
+                raise self._checked.bad(f"unpacks to more than {_MAX_CONTENT >> 30} GiB")
             if installed:
                 self._kept[path] = installed
                 mode = 0o755 if entry.mode & 0o100 else 0o644
@@ -101,52 +105,6 @@ class _Selection:
                 if target:
                     text = posixpath.relpath(target, posixpath.dirname(installed) or ".")
                     yield tar.link(installed, text, mtime=WHEEL_EPOCH)
-
-    def _path(self, entry: TarEntry) -> str:
-        """The path of *entry* below the top folder of the archive; empty for that folder."""
-        parts = entry.path.split("/")
-        if printable(entry.path) != entry.path:
-            raise self._refused(entry, "has non-printable characters in its name")
-        if any(part.startswith(".wh.") for part in parts):
-            raise self._refused(entry, "is a whiteout: it would delete files in a layer")
-        if parts[0] != self._top:
-            raise self._refused(entry, f"is outside of {self._top}")
-        return "/".join(parts[1:])
-
-    def _note(self, path: str, *, folder: bool) -> None:
-        if len(self._seen) > _MAX_ENTRIES:
-            raise BadArchive(self._archive.filename, f"has more than {_MAX_ENTRIES} entries")
-        for above in tar.parents(path):
-            if not self._seen.setdefault(above, True):
-                raise BadArchive(
-                    self._archive.filename, f"{path!r} is below {above!r}, which is not a directory"
-                )
-        if path in self._seen and not (folder and self._seen[path]):
-            raise BadArchive(self._archive.filename, f"{path!r} is a duplicate")
-        self._seen[path] = folder
-
-    def _target(self, raw: str, entry: TarEntry) -> str:
-        """The target of a link, below the top folder."""
-        target = posixpath.normpath(raw)
-        if entry.target.startswith("/") or target.split("/")[0] == ".." or printable(raw) != raw:
-            raise self._refused(entry, f"is a link to {entry.target!r}, outside of the archive")
-        return target
-
-    def _hard_link(self, path: str, installed: str | None, entry: TarEntry) -> Iterator[bytes]:
-        top, _, target = entry.target.partition("/")
-        if top != self._top or target not in self._seen or self._seen[target]:
-            raise self._refused(entry, f"is a hard link to {entry.target!r}, which is not an earlier file")
-        if installed is None:
-            return
-        if target not in self._kept:
-            raise self._refused(entry, f"is a hard link to {target!r}, which is not installed")
-        self._kept[path] = installed
-        info = tarfile.TarInfo(installed)
-        info.type, info.linkname, info.mtime = tarfile.LNKTYPE, self._kept[target], WHEEL_EPOCH
-        yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-
-    def _refused(self, entry: TarEntry, why: str) -> BadArchive:
-        return BadArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")
 
 
 class Unxz:
