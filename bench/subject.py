@@ -128,7 +128,7 @@ def real(store: Store, scratch: Path) -> Subject:
 
 def _on_present_base(locked: LockedCell, store: Store) -> LockedCell:
     """*locked* on its base, or on that of today's archive; its blob is in *store*."""
-    base, _ = artefact.ensure(locked.base, store, os_name=locked.base.os)
+    base, _ = artefact.ensure(locked.base, store)
     return on_base(locked, base, locked.tools)
 
 

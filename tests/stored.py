@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from torchkiln.base import artefact
 from torchkiln.model.cell import Source
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedWheel
+from torchkiln.model.lock import LockedBase, LockedWheel
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.store.store import Store
+from torchkiln.util.places import IMAGES
 
 
 def put(data: bytes, place: Path, store: Store) -> Path:
@@ -38,4 +40,11 @@ def put_file(name: str, version: str, filename: str, data: bytes, store: Store) 
     """Put a wheel or an sdist into *store*."""
     found = locked_file(name, version, filename, data)
     put(data, store.wheel(found), store)
+    return found
+
+
+def committed_base(os_name: str = "debian12") -> LockedBase:
+    """torchkiln's own lock of the base of *os_name*."""
+    found = artefact.read_lock(IMAGES, os_name)
+    assert found is not None
     return found

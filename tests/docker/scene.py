@@ -20,6 +20,7 @@ from tests.cells import small_wheels
 from tests.once import once
 from tests.planned import FACTS, MATRIX
 from tests.realpip import locked_pip
+from tests.stored import committed_base
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact, tools
 from torchkiln.index.download import open_downloads
@@ -86,7 +87,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -
     root = tmp_path_factory.mktemp("docker")
     user_cache, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
-    full_base, _ = artefact.ensure(locked.base, user_cache, os_name="debian12", environ=os.environ)
+    full_base, _ = artefact.ensure(locked.base, user_cache, environ=os.environ)
     base = slim_base(full_base, user_cache, store, tmp_path_factory)
     pip = locked_pip()
     files = [*small_wheels(root), open_downloads(os.environ, user_cache).fetch_wheel(pip, user_cache)]
@@ -165,14 +166,14 @@ class Fresh:
 
 def present_base(os_name: str = "debian12") -> LockedBase:
     """The committed base, or if it cannot be had, that of today's archive; it is in the user's cache."""
-    locked = artefact.read_lock(ROOT / "images", os_name)
-    return artefact.ensure(locked, Store(cache_root()), os_name=os_name, environ=os.environ)[0]
+    locked = committed_base(os_name)
+    return artefact.ensure(locked, Store(cache_root()), environ=os.environ)[0]
 
 
 def cached_base(base: LockedBase, folder: Path) -> Store:
     """A store in *folder* that has *base*."""
     user_cache, store = Store(cache_root()), Store(folder)
-    artefact.ensure(base, user_cache, os_name=base.os, environ=os.environ)
+    artefact.ensure(base, user_cache, environ=os.environ)
     place = store.blob(base.digest)
     place.parent.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_dev == user_cache.root.stat().st_dev:

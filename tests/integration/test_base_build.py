@@ -22,6 +22,7 @@ import pytest
 from tests.archive_proxy import held_archive
 from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
+from tests.stored import committed_base
 from torchkiln.base import archive, artefact, mmdebstrap
 from torchkiln.base.confined import ConfinedPython
 from torchkiln.base.effects import to_bytes
@@ -86,7 +87,7 @@ def members(base: LockedBase, store: Store) -> Iterator[tuple[tarfile.TarInfo, b
 
 def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None:
     """Copy the base to the user's cache if it is the locked one, because a build takes over a minute."""
-    own = artefact.read_lock(ROOT / "images", "debian12")
+    own = committed_base()
     if base == own and not user_cache.has_blob(base.digest, base.size):
         blob = Path(shutil.copy(store.blob(base.digest), user_cache.temporary("base")))
         user_cache.adopt(blob, user_cache.blob(base.digest))
@@ -99,7 +100,7 @@ def test_the_same_packages_give_the_same_bytes(
 ) -> None:
     """The base is that of the lock, from another build; if Debian's packages have changed, build twice."""
     base, _ = fresh
-    other = artefact.read_lock(ROOT / "images", "debian12")
+    other = committed_base()
     if other is None or other.packages != base.packages:
         other = build(recipe("debian12"), Store(tmp_path), environ=held)
 
@@ -241,7 +242,7 @@ def python(request: pytest.FixtureRequest) -> ConfinedPython:
     if request.param and sandbox.fault():
         pytest.skip(f"this host makes no sandbox: {sandbox.fault()}")
     store = Store(cache_root())
-    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), store, os_name="debian12")
+    base, _ = artefact.ensure(committed_base(), store)
     return ConfinedPython(python=interpreter(base, store), sandboxed=request.param)
 
 

@@ -24,6 +24,7 @@ from tests.planned import FACTS
 from tests.planned import MATRIX as GRID
 from tests.servers.index_server import IndexServer
 from tests.servers.registry_server import RegistryServer
+from tests.stored import committed_base
 from torchkiln.base import artefact
 from torchkiln.engine.predicted_digest import predicted_digest
 from torchkiln.locks.lock import load_locked
@@ -213,7 +214,7 @@ def a_project(installed: Installed, index: IndexServer, tmp_path_factory: pytest
     """A new project with a built image. The base comes from the user's cache, and may be a rebuilt base."""
     folder, cache = tmp_path_factory.mktemp("project"), Store(tmp_path_factory.mktemp("cache"))
     user_cache = Store(cache_root())
-    base, _ = artefact.ensure(artefact.read_lock(IMAGES, "debian12"), user_cache, os_name="debian12")
+    base, _ = artefact.ensure(committed_base(), user_cache)
     put = os.link if user_cache.root.stat().st_dev == cache.root.stat().st_dev else shutil.copyfile
     cache.blob(base.digest).parent.mkdir(parents=True)
     put(user_cache.blob(base.digest), cache.blob(base.digest))
@@ -225,7 +226,7 @@ def a_project(installed: Installed, index: IndexServer, tmp_path_factory: pytest
     }
     project = Project(folder, installed, environ)
     assert project.kiln("init", *CELL) == "matrix.yaml\n"
-    if base != artefact.read_lock(IMAGES, "debian12"):
+    if base != committed_base():
         artefact.write_lock(folder / "images", base)
     (folder / "rootfs/etc/team").mkdir(parents=True)
     (folder / "rootfs/etc/team/welcome").write_text("#!/bin/sh\necho welcome\n")

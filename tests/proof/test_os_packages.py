@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_mmdebstrap, nightly
+from tests.stored import committed_base
 from torchkiln.base import artefact
 from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn
 from torchkiln.errors import BuildFailed
@@ -17,7 +18,6 @@ from torchkiln.model.apt import OsLayers
 from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
-from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
 
@@ -38,7 +38,7 @@ def test_the_real_archives_packages_give_the_same_layer(
 ) -> None:
     """Lock packages, and build the layer with other caches: by mmdebstrap, and without it from effects."""
     mine = Store(cache_root())
-    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
+    base, _ = artefact.ensure(committed_base(), mine)
     layers = OsLayers(base=base)
     first, second, third = (copied(layers, mine, tmp_path / name) for name in ("1", "2", "3"))
 
@@ -63,7 +63,7 @@ def test_the_real_archives_packages_give_the_same_layer(
 @nightly
 def test_a_real_package_with_a_private_key_is_refused(tmp_path: Path) -> None:
     mine = Store(cache_root())
-    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
+    base, _ = artefact.ensure(committed_base(), mine)
     layers = OsLayers(base=base)
     with pytest.raises(BuildFailed, match=r"etc/ssl/private/\S+ is a private key"):
         lock_apt(("ssl-cert",), layers, frozenset(), copied(layers, mine, tmp_path), environ=os.environ)

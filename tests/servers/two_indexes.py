@@ -14,6 +14,7 @@ from pathlib import Path
 from tests import forked
 from tests.cells import noise
 from tests.servers.index_server import IndexServer
+from tests.stored import committed_base
 from torchkiln.base import artefact
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.matrix import facts, matrix
@@ -135,7 +136,7 @@ def with_another_cache(workspace: IndexWorkspace, cache: Path) -> IndexWorkspace
 def _with_base(cache: Path) -> LockedBase:
     """Copy the locked base from the user's cache into *cache*."""
     user_cache, store = Store(cache_root()), Store(cache)
-    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), user_cache, os_name="debian12")
+    base, _ = artefact.ensure(committed_base(), user_cache)
     store.blob(base.digest).parent.mkdir(parents=True)
     shutil.copy(user_cache.blob(base.digest), store.blob(base.digest))
     return base

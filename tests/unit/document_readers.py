@@ -126,7 +126,7 @@ READERS: Mapping[str, DocumentReader] = {
         strict=True,
     ),
     "base": DocumentReader(
-        sound=artefact.to_json(LOCKED.base), read=artefact.from_json, refusal=ConfigError, strict=True
+        sound=artefact.to_json(LOCKED.base), read=lambda data: artefact.from_json(data, LockedBase), refusal=ConfigError, strict=True
     ),
     "tools": DocumentReader(
         sound=(ROOT / "images/base-debian12/devel.json").read_bytes(),

@@ -15,7 +15,7 @@ from tests.stored import put, put_tar
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.model.lock import LockedBase, OsPackage
+from torchkiln.model.lock import LockedBase, OsPackage, package_changes
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.store.store import Store
 
@@ -83,13 +83,13 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
 def ensure(
     locked: LockedBase, store: Store, locked_only: bool = False, **environ: str
 ) -> tuple[LockedBase, tuple[str, ...]]:
-    return artefact.ensure(locked, store, os_name="debian12", locked_only=locked_only, environ=environ)
+    return artefact.ensure(locked, store, locked_only=locked_only, environ=environ)
 
 
 def test_the_lock_reads_back() -> None:
     base = a_base(None)
 
-    assert artefact.from_json(artefact.to_json(base)) == base
+    assert artefact.from_json(artefact.to_json(base), LockedBase) == base
     assert json.loads(artefact.to_json(base))["packages"]["openssl"] == "3.0.18"
     assert hash(base) == hash(replace(base))
 
@@ -149,7 +149,7 @@ def test_a_vault_comes_before_the_archive(tmp_path: Path, store: Store, archive:
 def test_added_removed_and_changed_packages() -> None:
     before, after = packages(a="1", b="1", c="1"), packages(b="2", c="1", d="1")
 
-    assert artefact.package_changes(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
+    assert package_changes(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
 
 
 def test_the_packages_are_read_from_dpkg(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.servers.workspace import Workspace, a_workspace
+from tests.stored import committed_base
 from torchkiln.base import artefact
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.digest import Digest
@@ -17,7 +18,7 @@ from torchkiln.util.places import IMAGES
 
 __all__ = ["a_workspace"]
 
-OWN = artefact.read_lock(IMAGES, "debian12")
+OWN = committed_base()
 assert OWN
 NEWER = replace(OWN, digest=Digest(f"sha256:{'1' * 64}"))
 

@@ -60,7 +60,6 @@ class Scene:
         found, moved = artefact.ensure(
             self.base,
             self.store,
-            os_name="debian12",
             locked_only=locked_only,
             environ=address | more,
             report=Reporting(say=self.said.append),

@@ -13,7 +13,7 @@ from tests.roots import entry, tar_of
 from tests.unit.test_base_artefact import Archive as ArchiveOfBases
 from tests.unit.test_base_artefact import a_base, a_store, blob_of, packages
 from tests.unit.test_tools import devel
-from torchkiln.base import artefact, keeping, tools
+from torchkiln.base import artefact, tools
 from torchkiln.base.on_top import pins
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.prerequisites import BaseSources, provide, ready
@@ -139,12 +139,12 @@ def test_on_another_base_tools_are_built_again_even_if_the_locked_are_cached(
 
 def test_the_lock_reads_back_and_an_invalid_one_is_named(tmp_path: Path) -> None:
     made = some_tools(a_base(None), None)
-    path = tools.write_lock(tmp_path, made)
+    path = artefact.write_lock(tmp_path, made)
 
     assert path == tmp_path / "base-debian12" / "devel.json"
     assert tools.read_lock(tmp_path, "debian12", "devel") == made
     assert tools.read_lock(tmp_path, "debian12", "devel-gcc11") is None
-    assert keeping.from_json(LockedTools, keeping.to_json(made), where="x") == made
+    assert artefact.from_json(artefact.to_json(made), LockedTools) == made
     path.write_text(path.read_text().replace(made.digest, "sha256:abc"))
     with pytest.raises(ConfigError, match=r"base-debian12/devel\.json: "):
         tools.read_lock(tmp_path, "debian12", "devel")

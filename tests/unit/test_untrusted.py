@@ -24,7 +24,7 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source
 from torchkiln.model.index import IndexRequest
-from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
 from torchkiln.model.untrusted import USES, declared, is_untrusted
 from torchkiln.plan.plan import plan
 from torchkiln.util.places import ROOT
@@ -103,7 +103,7 @@ def test_the_lock_records_an_untrusted_source(locked: LockedCell, tmp_path: Path
     assert is_untrusted(locked)
     assert from_json(to_json(locked)) == locked
     assert load_locked(tmp_path, save(tmp_path, locked).name) == locked
-    assert artefact.from_json(artefact.to_json(locked.base)) == locked.base
+    assert artefact.from_json(artefact.to_json(locked.base), LockedBase) == locked.base
 
 
 def test_a_lock_of_trusted_sources_has_no_mark() -> None:

@@ -6,14 +6,14 @@ trees; it includes dpkg's status, so it fits only this base. Its lock is ``image
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from torchkiln.base import keeping
+from torchkiln.base import artefact
 from torchkiln.base.archive import read_dates, read_lists, record_files
+from torchkiln.base.artefact import ArtefactSpec
 from torchkiln.base.contents import inspect
 from torchkiln.base.debs import keep
 from torchkiln.base.on_top import Addition, base_work, layer_tar
@@ -27,14 +27,8 @@ from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, package_cha
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.store.store import Store
-from torchkiln.util.files import write_atomic
 
 _UPGRADE = "the archive has newer packages; build a new base: torchkiln lock TAG --upgrade-base"
-
-
-def lock_path(images: Path, os_name: str, name: str) -> Path:
-    """The path of the lock of the tools *name* below *images*."""
-    return images / f"base-{os_name}" / f"{name}.json"
 
 
 def read_lock(images: Path, os_name: str, name: str) -> LockedTools | None:
@@ -42,14 +36,7 @@ def read_lock(images: Path, os_name: str, name: str) -> LockedTools | None:
 
     :raises ConfigError: the lock is invalid.
     """
-    return keeping.read_lock(LockedTools, lock_path(images, os_name, name))
-
-
-def write_lock(images: Path, tools: LockedTools) -> Path:
-    """Write *tools* as the lock of their name."""
-    path = lock_path(images, tools.os, tools.name)
-    write_atomic(path, keeping.to_json(tools))
-    return path
+    return artefact.read(artefact.lock_path(images, os_name, name), LockedTools)
 
 
 def ensure(
@@ -61,15 +48,12 @@ def ensure(
     environ: Mapping[str, str] | None = None,
     report: Reporting = UNREPORTED,
 ) -> tuple[LockedTools, tuple[str, ...]]:
-    """The tools on *base*, and their differences from *locked*: see `keeping.ensure`.
+    """The tools on *base*, and their differences from *locked*: see `ArtefactSpec.ensure`.
 
     If *base* is not the base of the lock, the tools are built again.
     """
-    spec = _spec(
-        locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, report
-    )
-    fits = locked.base == base.digest
-    return keeping.ensure(spec, locked, store, locked_only=locked_only, fits=fits, report=report)
+    spec = _spec(locked.name, base, store, os.environ if environ is None else environ, report)
+    return spec.ensure(locked, store, report.say, locked_only=locked_only, fits=locked.base == base.digest)
 
 
 def rebuild(
@@ -82,8 +66,7 @@ def rebuild(
     report: Reporting = UNREPORTED,
 ) -> LockedTools:
     """Build the tools from the archive now; the result replaces *locked* on this machine."""
-    spec = _spec(name, packages_of(name), base, store, environ, report)
-    return keeping.rebuild(spec, store, locked=locked)
+    return _spec(name, base, store, environ, report).rebuild(locked, store)
 
 
 def build(
@@ -157,26 +140,15 @@ def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str
 
 
 def _spec(
-    name: str,
-    packages: Iterable[str],
-    base: LockedBase,
-    store: Store,
-    environ: Mapping[str, str],
-    report: Reporting,
-) -> keeping.ArtefactSpec[LockedTools]:
-    wanted = recipe(base.os)
-    requested = tuple(packages)
-
-    def key(locked: LockedTools) -> str:
-        """It depends on the base and the mirrors, which determine the packages."""
-        parts = (wanted.key(), *requested, base.digest, locked.digest, *key_of(wanted, environ))
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    return keeping.ArtefactSpec(
+    name: str, base: LockedBase, store: Store, environ: Mapping[str, str], report: Reporting
+) -> ArtefactSpec[LockedTools]:
+    wanted, packages = recipe(base.os), packages_of(name)
+    return ArtefactSpec(
         description=f"layer of tools {name} of {wanted.os}",
         lock=f"tools-{wanted.os}-{name}",
         kind=LockedTools,
-        make=lambda: build(name, requested, base, store, environ=environ, report=report),
+        make=lambda: build(name, packages, base, store, environ=environ, report=report),
         remake=lambda locked: remade(locked, base, store, environ=environ, report=report),
-        key=key,
+        # The base and the mirrors determine the packages.
+        inputs=(wanted.key(), *packages, base.digest, *key_of(wanted, environ)),
     )

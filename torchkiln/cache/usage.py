@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchkiln.base import artefact, keeping
+from torchkiln.base import artefact
 from torchkiln.base.debs import FOLDER as DEBS
 from torchkiln.base.debs import RECORDS as APT_RECORDS
 from torchkiln.engine.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
@@ -22,7 +22,7 @@ from torchkiln.errors import KilnError
 from torchkiln.locks.file import from_json
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.matrix.tags import preferred_name
-from torchkiln.model.lock import LockedTools, LockedWheel
+from torchkiln.model.lock import LockedBase, LockedTools, LockedWheel
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.store.file_locks import in_use
 from torchkiln.store.store import Store, age
@@ -160,11 +160,10 @@ class _Marks:
                 blobs = [found.digest for found in locked.artefacts]
                 self.sources |= source_paths(locked)
                 self.wheels |= {wheel_path(wheel): wheel for wheel in locked.wheels}
-            elif path.name == "base.json":
-                base = artefact.from_json(path.read_bytes(), where=str(path))
+            elif path.name == "base.json" and (base := artefact.read(path, LockedBase)):
                 blobs = [base.digest]
                 self.sources.add(interpreter_path(base))
-            elif is_tools(path.stem) and (tools := keeping.read_lock(LockedTools, path)):
+            elif is_tools(path.stem) and (tools := artefact.read(path, LockedTools)):
                 blobs = [tools.digest]
             else:
                 return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.base import artefact, keeping, tools
+from torchkiln.base import artefact, tools
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import learn
 from torchkiln.cli.shared import terminal
@@ -86,7 +86,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
     locked = _locked(images, os_name, name)
     if as_json:
-        click.echo(keeping.to_json(locked), nl=False)
+        click.echo(artefact.to_json(locked), nl=False)
         return
     store = open_cache()
     cached = store.has_blob(locked.digest, locked.size)
@@ -120,7 +120,7 @@ def _rebuilt(
     _check(name)
     below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
     learn(images, below, store)
-    artefact.ensure(below, store, os_name=os_name, locked_only=True, report=report)
+    artefact.ensure(below, store, locked_only=True, report=report)
     return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, report=report)
 
 
@@ -132,7 +132,7 @@ def _locked(images: Path, os_name: str, name: str | None) -> _Either:
     if locked is None:
         raise ConfigError(
             f"the tools layer {name} of {os_name} is not locked: "
-            f"{tools.lock_path(images, os_name, name)}: no such file",
+            f"{artefact.lock_path(images, os_name, name)}: no such file",
             hint=f"run: torchkiln base build --os {os_name} --tools {name}",
         )
     return locked

@@ -83,7 +83,6 @@ def provide(
         base, changes = artefact.ensure(
             locked.base,
             store,
-            os_name=locked.resolution.cell.os,
             locked_only=sources.locked_only,
             environ=environment.environ,
             report=report,

@@ -160,9 +160,7 @@ class StandalonePythons:
         with (folder / "contents").open("w+b") as contents:
             found = read_python(path, archive, python, contents)
             contents.flush()
-            artefact.ensure(
-                base, self.store, os_name=base.os, locked_only=True, environ=self.environ, report=report
-            )
+            artefact.ensure(base, self.store, locked_only=True, environ=self.environ, report=report)
             extract_python(self.store.blob(base.digest), base, folder / "root")
             try:
                 bytecode = self._bytecode(found, contents, base, folder)

@@ -102,9 +102,7 @@ class Systems:
         """torchkiln's *own* lock of a base and those of its tools; if the base cannot be had, a new lock."""
         learn(IMAGES, own, self._store)
         with self._report() as report:
-            base, changes = artefact.ensure(
-                own, self._store, os_name=own.os, environ=self._environ, report=report
-            )
+            base, changes = artefact.ensure(own, self._store, environ=self._environ, report=report)
         if changes:
             keep(self._images, base, self._store)
             return base
@@ -120,7 +118,7 @@ class Systems:
             if found is None or found.base != base.digest or self._upgrade:
                 learn(self._images, base, self._store)
                 with self._report() as report:
-                    artefact.ensure(base, self._store, os_name=base.os, locked_only=True, report=report)
+                    artefact.ensure(base, self._store, locked_only=True, report=report)
                     found = tools.rebuild(
                         name, base, self._store, environ=self._environ, locked=found, report=report
                     )
@@ -153,10 +151,7 @@ def refresh(locks: Iterable[LockedCell], systems: Systems, facts: Facts) -> Iter
 
 def keep(images: Path, found: LockedBase | LockedTools, store: Store) -> Path:
     """Write the lock of a base or of tools, and what is known about its packages; returns the lock's path."""
-    if isinstance(found, LockedTools):
-        path = tools.write_lock(images, found)
-    else:
-        path = artefact.write_lock(images, found)
+    path = artefact.write_lock(images, found)
     archive.commit_files(images, found, store)
     commit_effects(images, found, store)
     return path

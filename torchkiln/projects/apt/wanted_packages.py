@@ -64,7 +64,6 @@ def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt 
 
 def _present(layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting) -> OsLayers:
     """*layers* with their blobs in *store*; if the locked ones cannot be had, those of the archive today."""
-    os_name = layers.base.os
-    base, _ = artefact.ensure(layers.base, store, os_name=os_name, environ=environ, report=report)
+    base, _ = artefact.ensure(layers.base, store, environ=environ, report=report)
     found = layers.tools and tools.ensure(layers.tools, base, store, environ=environ, report=report)[0]
     return OsLayers(base=base, tools=found)

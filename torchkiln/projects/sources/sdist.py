@@ -127,13 +127,7 @@ class SandboxedBuilder:
         """The unpacked base of *cell*, with its tools and standalone Python if it has them."""
         if self.root:
             return self.root(cell)
-        base, _ = artefact.ensure(
-            cell.base,
-            self.store,
-            os_name=cell.resolution.cell.os,
-            environ=self.environ,
-            report=self.report,
-        )
+        base, _ = artefact.ensure(cell.base, self.store, environ=self.environ, report=self.report)
         layers = [LayerBlob(path=self.store.blob(base.digest), diff_id=base.diff_id)]
         if cell.tools:
             found, _ = tools.ensure(cell.tools, base, self.store, environ=self.environ, report=self.report)
