@@ -14,9 +14,10 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from torchkiln.base.debs import keep
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.apt import LockedApt
-from torchkiln.model.digest import parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.store.store import Store
 from torchkiln.util import codec
@@ -65,6 +66,16 @@ def read_dates(lists: Path) -> dict[str, str]:
                 when = parsedate_to_datetime(fields["Date"])
                 found[fields["Codename"]] = f"{when:%Y%m%dT%H%M%SZ}"
     return found
+
+
+def record_packages(
+    packages: Iterable[OsPackage], blob: Digest, lists: Path, debs: Path, store: Store
+) -> tuple[DebFile, ...]:
+    """Keep the files of *packages*, of which *blob* was made, from apt's folders *lists* and *debs*."""
+    files = BaseFiles(base=blob, debs=read_lists(lists, packages), dates=read_dates(lists))
+    keep(debs, files.debs, store)
+    record_files(store, files)
+    return files.debs
 
 
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
@@ -137,8 +148,17 @@ def read_files(
 
 
 def _committed(path: Path) -> BaseFiles | None:
+    data = read_committed(path, _LIMIT)
+    return None if data is None else from_json(data, where=str(path))
+
+
+def read_committed(path: Path, limit: int) -> bytes | None:
+    """The file *path* beside a lock; None if there is none.
+
+    :raises ConfigError: it cannot be read.
+    """
     try:
-        return from_json(read_file(path, _LIMIT), where=str(path))
+        return read_file(path, limit)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from torchkiln.base.archive import read_committed
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.remake import remade
@@ -26,7 +27,7 @@ from torchkiln.store.store import Store
 from torchkiln.util import codec
 from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.schema import sentences, shipped
-from torchkiln.util.strict_json import json_of, read_file
+from torchkiln.util.strict_json import json_of
 
 SCHEMA = 1
 _REBUILT = "bases"
@@ -76,12 +77,8 @@ def read(path: Path, kind: type[Artefact]) -> Artefact | None:
 
     :raises ConfigError: the lock is invalid.
     """
-    try:
-        return from_json(read_file(path, _LIMIT), kind, where=str(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
+    data = read_committed(path, _LIMIT)
+    return None if data is None else from_json(data, kind, where=str(path))
 
 
 def read_lock(images: Path, os_name: str) -> LockedBase | None:

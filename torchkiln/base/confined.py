@@ -7,15 +7,17 @@ call filter; those of a foreign lock do not run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base import interpreter as base_python
 from torchkiln.base.interpreter import Interpreter
-from torchkiln.errors import ToolMissing
+from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
+from torchkiln.wheel.bytecode import Compiler, read_pack, write_pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,25 @@ class ConfinedPython:
         root = Path("/") if self.sandboxed else None
         start = sandbox.command(self.python.root if self.sandboxed else None, self.python.env(root))
         return [*start, *self.python.argv(root)]
+
+    def compiled(self, sources: Iterable[tuple[str, bytes]], output: Path) -> dict[str, bytes]:
+        """The .pyc of each of *sources* that compiles, by the absolute path of the source.
+
+        :param output: a new temporary file; another is beside it.
+        :raises BuildFailed: Python failed, or returned invalid byte-code.
+        """
+        compiler, pack = Compiler(self.argv(), output), output.with_suffix(".pack")
+        try:
+            for path, data in sources:
+                compiler.add(path, data)
+            compiler.finish()
+            write_pack(output, pack, compiler.requested)
+            with pack.open("rb") as file:
+                return {code.source: code.content() for code in read_pack(file)}
+        except ValueError as error:
+            raise BuildFailed(f"the Python returned invalid byte-code: {error}") from error
+        finally:
+            compiler.kill()
 
 
 def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | None = None) -> ConfinedPython:

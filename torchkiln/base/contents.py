@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
-from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedBase, OsPackage
+from torchkiln.model.lock import OsPackage
 from torchkiln.oci.compression import GZIP
-from torchkiln.oci.encode import ENCODER
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 
@@ -29,17 +27,6 @@ class BaseContents:
 
     python: str  # full version of /usr/bin/python3, "3.11.2"
     packages: tuple[OsPackage, ...]  # sorted by name
-
-
-def locked_base(os_name: str, blob: Blob, contents: BaseContents) -> LockedBase:
-    """The lock of the base of *os_name* with this blob and these contents."""
-    return LockedBase(
-        os=os_name,
-        python=contents.python,
-        **asdict(blob),
-        encoder=ENCODER,
-        packages=contents.packages,
-    )
 
 
 def inspect(blob: Path, *, name: str = "") -> BaseContents:

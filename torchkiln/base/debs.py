@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from torchkiln.base.plain_tree import open_deb
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import DebFile
 from torchkiln.store.store import Store
@@ -36,7 +36,7 @@ def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
         try:
             with store.writable():
                 shutil.copyfile(path, temporary)
-                if deb := wanted.get(_sha256(temporary)):
+                if deb := wanted.get(sha256_of(temporary)):
                     store.adopt(temporary, store.root / deb_path(deb))
         finally:
             temporary.unlink(missing_ok=True)
@@ -45,7 +45,7 @@ def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
 def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
     """Create *folder* with copies of the files of *debs* in *store*; apt can install the packages from it.
 
-    :raises BuildFailed: a file in the cache was damaged; that file is deleted.
+    :raises BuildFailed: a file in the cache is damaged or malformed; that file is deleted.
     :raises OSError: the disk is full.
     """
     folder.mkdir()
@@ -55,31 +55,23 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
         kept, name = store.root / deb_path(deb), f"{deb.sha256}.deb"
         copy = Path(shutil.copyfile(kept, folder / name))
         copy.chmod(0o644)
-        if _sha256(copy) != deb.sha256:
+        try:
+            with open_deb(copy, deb) as (control, _):
+                fields = control["control"].data.decode(errors="replace").rstrip("\n")
+        except BuildFailed as error:
             kept.unlink(missing_ok=True)
             raise BuildFailed(
-                f"{deb.filename}: checksum mismatch: the file in the cache was damaged, and is deleted",
-                hint="run it again",
-            )
+                f"{error.message}; it is deleted from the cache", hint="run it again"
+            ) from error
         store.touch(kept)
-        stanzas.append(f"{_control(copy)}\nFilename: ./{name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
+        stanzas.append(f"{fields}\nFilename: ./{name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
     index = folder / _INDEX
     index.write_text("\n".join(stanzas))
     index.chmod(0o644)
 
 
-def _control(path: Path) -> str:
-    """The control fields of the package, from its .deb file."""
-    done = subprocess.run(["dpkg-deb", "--field", path], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildFailed(
-            f"{path.name} cannot be read: {done.stderr.strip()[:400]}",
-            hint="the file in the archive is malformed; require another version of the package: NAME=VERSION",
-        )
-    return done.stdout.rstrip("\n")
-
-
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

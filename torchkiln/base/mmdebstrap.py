@@ -9,28 +9,27 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tarfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from torchkiln.base.archive import read_dates, read_lists, record_files
+from torchkiln.base.archive import record_packages
 from torchkiln.base.complaint import complaint
-from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.debs import keep
+from torchkiln.base.contents import inspect
 from torchkiln.base.recipe import APT_CLEANING, CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.remake import record_effects
 from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
+from torchkiln.base.tree_tar import dev_folder
 from torchkiln.errors import BuildFailed, ToolMissing
-from torchkiln.model.lock import BaseFiles, LockedBase
+from torchkiln.model.lock import LockedBase
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.model.progress import UNREPORTED, Observer, Reporting
-from torchkiln.oci.encode import encode
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.tar_reader import IteratorFile, pieces_of
 from torchkiln.store.store import Store
 from torchkiln.util.scratch import held
@@ -39,34 +38,18 @@ from torchkiln.util.scratch import scratch as temporary_folder
 # The only variables of the caller's environment that are passed on: proxies and scratch space. Others, such
 # as the locale, would change the result.
 _PASSED_ON = (
-    "TMPDIR",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "APT_CONFIG",
+    *("TMPDIR", "APT_CONFIG", "http_proxy", "https_proxy", "no_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
-_HIDDEN = (
-    "I: chroot arch",
-    "I: skipping",
-    "I: running --",
-    "I: running special",
-    "I: nothing to",
-    "I: no essential",
-    "I: using",
-    "I: removing",
-    "I: done",
-    "I: success",
-    "I: main() received signal",
+_HIDDEN = re.compile(
+    r"I: (chroot arch|skipping|running (--|special)|nothing to|no essential|using|removing|done|success"
+    r"|main\(\) received signal)"
 )
 DEBS = "/var/cache/apt/archives"
 PINS = "/etc/apt/preferences.d/torchkiln"
 _SOURCES = '"$1"/etc/apt/sources.list'
 _WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
 _PLANNED = re.compile(r"\d+ upgraded, (?P<count>\d{1,6}) newly installed, .*")
-_CONFIGURED = "Setting up "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,12 +97,9 @@ def build(
             with running(argv, place.env, recipe, report) as tar, store.writable():
                 encoded = encode(IteratorFile(chain([dev_folder(recipe.epoch)], pieces_of(tar))), temporary)
             contents = inspect(temporary)
-            debs = read_lists(place.lists, contents.packages)
-            keep(place.debs, debs, store)
-            dates = read_dates(place.lists)
+            debs = record_packages(contents.packages, encoded.digest, place.lists, place.debs, store)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            record_files(store, BaseFiles(base=encoded.digest, debs=debs, dates=dates))
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
@@ -128,8 +108,14 @@ def build(
             f"wrong Python in the base of {recipe.os}: expected {recipe.python}, got {contents.python}",
             hint=f"check that the archive in {mirror} has the release {suite}, or set another archive",
         )
-    untrusted = sources_of(recipe, environ).untrusted
-    base = replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)
+    base = LockedBase(
+        os=recipe.os,
+        python=contents.python,
+        **asdict(encoded),
+        encoder=ENCODER,
+        packages=contents.packages,
+        untrusted=sources_of(recipe, environ).untrusted,
+    )
     record_effects(base, base, debs, store, report.say)
     return base
 
@@ -258,13 +244,6 @@ def _require(recipe: BaseRecipe, keyring: Path) -> None:
         )
 
 
-def dev_folder(epoch: int) -> bytes:
-    """The tar header of an empty /dev; mmdebstrap writes either no /dev or one with device nodes."""
-    info = tarfile.TarInfo("./dev/")
-    info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
-    return info.tobuf(tarfile.USTAR_FORMAT)
-
-
 @contextlib.contextmanager
 def running(
     argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, report: Reporting
@@ -338,13 +317,16 @@ def _watched(group: int) -> Iterator[None]:
 
 def _listen(stream: IO[bytes], last: deque[str], report: Reporting) -> None:
     """Read mmdebstrap's stderr: keep its last lines, and report its steps and the packages."""
-    packages = PackageCount(report.observer)
     for raw in stream:
         line = raw.decode(errors="replace").rstrip()
         if line:
             last.append(line)
-            packages.read(line)
-        if line.startswith("I: ") and not line.startswith(_HIDDEN):
+        # apt announces the essential packages of a base first, and the others after these are configured.
+        if found := _PLANNED.fullmatch(line):
+            report.observer.begin("packages", "packages", int(found["count"]))
+        elif line.startswith("Setting up "):
+            report.observer.advance("packages", "packages", 1)
+        elif line.startswith("I: ") and not _HIDDEN.match(line):
             report.say(line.removeprefix("I: "))
 
 
@@ -358,20 +340,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(15)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-class PackageCount:
-    """Reports, as the work "packages", how many of the packages that apt has announced are configured.
-
-    apt announces the essential packages of a base first, and the others after these are configured.
-    """
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def read(self, line: str) -> None:
-        """Take one *line* of the output."""
-        if found := _PLANNED.fullmatch(line):
-            self._observer.begin("packages", "packages", int(found["count"]))
-        elif line.startswith(_CONFIGURED):
-            self._observer.advance("packages", "packages", 1)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.complaint import Unsolvable
-from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running, scratch
+from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, running, scratch
 from torchkiln.base.recipe import BaseRecipe
+from torchkiln.base.tree_tar import dev_folder
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage
 from torchkiln.model.progress import Reporting

@@ -239,7 +239,7 @@ class ControlFile:
 
 @contextmanager
 def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile], BinaryIO]]:
-    """The control files of *deb* at *path*, by name, and the tar of its other files.
+    """The control files of *deb* at *path*, by name ("control" and others), and the tar of its files.
 
     :raises BuildFailed: its hash differs, or it is not a valid .deb file, also while the tar is read.
     """
@@ -254,6 +254,8 @@ def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile],
         for entry in reader:
             if entry.kind == "file":
                 files[entry.path] = ControlFile(entry, b"".join(reader.content()))
+        if "control" not in files:
+            raise ValueError("it has no control file")
         yield files, _tar_of(members, "data.tar")
     except (lzma.LZMAError, zstd.ZstdError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the file

@@ -14,23 +14,10 @@ EPOCH = 1_735_689_600
 """2025-01-01 in seconds: no file of a base has a later time. Constant, so that bases are reproducible."""
 
 _PACKAGES = (
-    *("python3", "python3-venv", "python3-dev"),
-    *("gcc", "g++", "libc6-dev"),
-    *("openssh-server", "tini", "git", "tmux", "screen"),
-    *(
-        "procps",
-        "psmisc",
-        "iproute2",
-        "htop",
-        "nano",
-        "vim-tiny",
-        "less",
-        "make",
-        "ca-certificates",
-        "tzdata",
-    ),
-    *("curl", "wget", "rsync", "unzip", "bzip2", "xz-utils"),
-    *("bash-completion", "sudo"),
+    *("python3", "python3-venv", "python3-dev", "gcc", "g++", "libc6-dev"),
+    *("openssh-server", "tini", "git", "tmux", "screen", "procps", "psmisc", "iproute2", "htop", "nano"),
+    *("vim-tiny", "less", "make", "ca-certificates", "tzdata", "curl", "wget", "rsync", "unzip", "bzip2"),
+    *("xz-utils", "bash-completion", "sudo"),
     "libnss-wrapper",  # names for a uid that is not in /etc/passwd
 )
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from torchkiln.base.archive import read_files, record_files
+from torchkiln.base.archive import read_committed, read_files, record_files
 from torchkiln.base.confined import confined
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import (
@@ -43,8 +43,6 @@ from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import IteratorFile, TarReader, pieces_of
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, write_atomic
-from torchkiln.util.strict_json import read_file
-from torchkiln.wheel.bytecode import Compiler, read_pack, write_pack
 
 if TYPE_CHECKING:
     from torchkiln.base.deb_archive import Debs
@@ -198,13 +196,12 @@ def committed_effects(images: Path, found: Made) -> Effects | None:
     :raises ConfigError: the file is malformed.
     """
     path = effects_path(images, found)
-    try:
-        committed = from_bytes(read_file(path, LIMIT), str(path))
-    except FileNotFoundError:
+    if (data := read_committed(path, LIMIT)) is None:
         return None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}", hint=f"restore it: git checkout -- {path}") from error
+    try:
+        committed = from_bytes(data, str(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", hint=f"restore it: git checkout -- {path}") from error
     return committed if committed.blob == found.digest else None
 
 
@@ -252,16 +249,26 @@ def _name(digest: Digest) -> str:
 
 
 @contextmanager
-def _scratch(store: Store) -> Iterator[tuple[Path, Spool]]:
-    """A folder of the cache, and a spool in it; both are deleted at the end."""
-    folder = store.temporary("base")
+def scratch_folder(store: Store, stem: str) -> Iterator[Path]:
+    """A new folder of the cache, which is deleted at the end."""
+    folder = store.temporary(stem)
     try:
         with store.writable():
             folder.mkdir(mode=0o700)
-            with (folder / "spool").open("w+b", buffering=0) as file:
-                yield folder, Spool(file)
+        yield folder
     finally:
         remove_tree(folder)
+
+
+@contextmanager
+def _scratch(store: Store) -> Iterator[tuple[Path, Spool]]:
+    """A folder of the cache, and a spool in it; both are deleted at the end."""
+    with (
+        scratch_folder(store, "base") as folder,
+        store.writable(),
+        (folder / "spool").open("w+b", buffering=0) as file,
+    ):
+        yield folder, Spool(file)
 
 
 def _sources_list(base: LockedBase, store: Store) -> str:
@@ -326,29 +333,14 @@ def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path) 
             part = {path: node for path, node in tree.items() if path.startswith(_OF_PYTHON)}
             stream = cast(BinaryIO, IteratorFile(layer_tar(part)))
             extract_python_of(stream, base.python, python.root)
-        items = sorted(sources.items())
+        items = sorted((f"/{path}", data) for path, data in sources.items())
         shares = [dict(items[number::_COMPILERS]) for number in range(_COMPILERS)]
-        argv = confined(python).argv()
+        start = confined(python)
         with ThreadPoolExecutor(_COMPILERS) as pool:
             jobs = [
-                pool.submit(_compiled, share, argv, folder / f"code{number}")
+                pool.submit(start.compiled, share.items(), folder / f"code{number}")
                 for number, share in enumerate(shares)
             ]
-            return {path: code for job in jobs for path, code in job.result().items()}
+            return {path[1:]: code for job in jobs for path, code in job.result().items()}
 
     return compiled
-
-
-def _compiled(sources: Mapping[str, bytes], argv: Sequence[str], output: Path) -> dict[str, bytes]:
-    compiler, pack = Compiler(argv, output), output.with_suffix(".pack")
-    try:
-        for path, data in sources.items():
-            compiler.add(f"/{path}", data)
-        compiler.finish()
-        write_pack(output, pack, compiler.requested)
-        with pack.open("rb") as file:
-            return {code.source.removeprefix("/"): code.content() for code in read_pack(file)}
-    except ValueError as error:
-        raise BuildFailed(f"the base's Python returned invalid byte-code: {error}") from error
-    finally:
-        compiler.kill()

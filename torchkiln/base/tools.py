@@ -12,10 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import artefact
-from torchkiln.base.archive import read_dates, read_lists, record_files
+from torchkiln.base.archive import record_packages
 from torchkiln.base.artefact import ArtefactSpec
 from torchkiln.base.contents import inspect
-from torchkiln.base.debs import keep
 from torchkiln.base.on_top import Addition, base_work, layer_tar
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import record_effects, remade
@@ -23,7 +22,7 @@ from torchkiln.base.sources import key_of, sources_of
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, package_changes
+from torchkiln.model.lock import LockedBase, LockedTools, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.store.store import Store
@@ -102,12 +101,10 @@ def build(
             with store.writable():
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
-            debs = read_lists(work.place.lists, tools.packages)
-            keep(work.place.debs, debs, store)
-            dates = read_dates(work.place.lists)
+            place = work.place
+            debs = record_packages(tools.packages, encoded.digest, place.lists, place.debs, store)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            record_files(store, BaseFiles(base=encoded.digest, debs=debs, dates=dates))
     finally:
         temporary.unlink(missing_ok=True)
     tools = replace(tools, untrusted=sources_of(wanted, environ).untrusted)

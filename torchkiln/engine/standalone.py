@@ -7,31 +7,31 @@ archive's Python, with the base's C library, in a sandbox.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.base import artefact
 from torchkiln.base.confined import ConfinedPython, require_sandbox
+from torchkiln.base.debs import sha256_of
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
 from torchkiln.base.python_archive import PythonFiles, read_python
 from torchkiln.base.python_layer import content_of, layer_tar, sources
+from torchkiln.base.remake import scratch_folder
 from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.recipe import PYTHON_RULE, minor
 from torchkiln.oci.encode import ENCODER, encode
-from torchkiln.oci.tar_reader import IteratorFile, pieces_of
+from torchkiln.oci.tar_reader import IteratorFile
 from torchkiln.store.store import Store
 from torchkiln.util import codec
-from torchkiln.util.files import remove_tree
-from torchkiln.wheel.bytecode import Compiler, cached_name, read_pack, write_pack
+from torchkiln.wheel.bytecode import cached_name
 
 _RECORDS = "bases"  # the records of rebuilt bases: the cache keeps blobs of both kinds equally long
 
@@ -59,7 +59,7 @@ class StandalonePythons:
             if known := self._recorded(key):
                 return replace(known, filename=archive.filename)  # the same archive may have another name
             require_sandbox()
-            with self._scratch() as folder:
+            with scratch_folder(self.store, "standalone") as folder:
                 path = self._archive(archive, folder, report)
                 report.say(f"building the Python {python} layer from {archive.filename}")
                 with self.store.writable():
@@ -99,16 +99,6 @@ class StandalonePythons:
             return None
         return found if self.store.has_blob(found.digest, found.size) else None
 
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        folder = self.store.temporary("standalone")
-        try:
-            with self.store.writable():
-                folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            remove_tree(folder)
-
     def _archive(self, archive: PythonArchive, folder: Path, report: Reporting) -> Path:
         """The verified file: the user's, or downloaded to *folder*."""
         location = self.locate(archive)
@@ -136,7 +126,7 @@ class StandalonePythons:
         try:
             if not path.is_file():  # a pipe would hang
                 raise FileNotFoundError(errno.ENOENT, "no such file")
-            found = _sha256(path)
+            found = sha256_of(path)
         except OSError as error:
             raise ConfigError(
                 f"{path}: {error.strerror}", hint="correct the path in matrix.yaml, under pythons"
@@ -164,7 +154,7 @@ class StandalonePythons:
             extract_python(self.store.blob(base.digest), base, folder / "root")
             try:
                 bytecode = self._bytecode(found, contents, base, folder)
-            except (BuildFailed, ValueError) as error:
+            except BuildFailed as error:
                 raise BadPythonArchive(
                     archive.filename, f"its Python does not run on {base.os}: {error}"
                 ) from error
@@ -185,30 +175,15 @@ class StandalonePythons:
         self, found: PythonFiles, contents: BinaryIO, base: LockedBase, folder: Path
     ) -> dict[str, bytes]:
         """The .pyc files of the standard library, by path; *folder* has a root with the base's libraries."""
-        root, output, pack = folder / "root", folder / "output", folder / "pack"
+        root, version = folder / "root", found.version
         tar = cast(BinaryIO, IteratorFile(layer_tar(found, contents, base=base.python, bytecode={})))
-        extract_standalone(tar, found.version, root)
-        python = Interpreter(root=root, version=found.version, home=HOME)
-        compiler = Compiler(ConfinedPython(python=python, sandboxed=True).argv(), output)
-        try:
-            for path in sources(found):
-                compiler.add(f"/{path}", content_of(found.files[path], contents))
-            compiler.finish()
-            write_pack(output, pack, compiler.requested)
-            with pack.open("rb") as stream:
-                return {cached_name(code.source, found.version): code.content() for code in read_pack(stream)}
-        finally:
-            compiler.kill()
+        extract_standalone(tar, version, root)
+        own = Interpreter(root=root, version=version, home=HOME)
+        modules = ((f"/{path}", content_of(found.files[path], contents)) for path in sources(found))
+        codes = ConfinedPython(python=own, sandboxed=True).compiled(modules, folder / "output")
+        return {cached_name(path, version): code for path, code in codes.items()}
 
 
 def _key(archive: PythonArchive, python: str, base: LockedBase) -> str:
     parts = [archive.sha256, python, minor(base.python), PYTHON_RULE, ENCODER]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for piece in pieces_of(file):
-            digest.update(piece)
-    return digest.hexdigest()
