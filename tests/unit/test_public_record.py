@@ -21,7 +21,6 @@ from torchkiln.engine.prefetch import measured, missing_wheels
 from torchkiln.engine.prerequisites import BaseSources
 from torchkiln.errors import BuildFailed, Stale
 from torchkiln.gate.cell_state import CellRecord, State, state
-from torchkiln.locks.file import how_to_restore
 from torchkiln.locks.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
 from torchkiln.locks.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
@@ -171,7 +170,6 @@ def test_the_hint_is_to_lock_again_by_record() -> None:
     words = "torchkiln lock --torch 2.0.1 --cuda 11.8"
     assert how_to_lock(KEPT.resolution.cell, by_record=True) == f"{words} --public-record"
     assert how_to_lock(KEPT.resolution.cell) == words
-    assert how_to_restore(json.loads(to_json(KEPT)), "x").endswith(" --public-record")
 
 
 # --- the results ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from torchkiln.errors import Stale
@@ -21,7 +22,6 @@ from torchkiln.util.versions import numbers
 
 SCHEMA = 2
 _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,29}")
 
 
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
@@ -45,69 +45,37 @@ def to_json(locked: LockedCell) -> bytes:
 def from_json(data: bytes, *, where: str = "lock.json") -> LockedCell:
     """The inverse of `to_json`.
 
-    :raises Stale: *data* is not a lock, has another schema, or was changed; the message begins with *where*.
-    """
-    document = parse(data, where=where)
-    if reason := broken_seal(document):
-        raise Stale(f"{where}: {reason}", hint=how_to_restore(document, where))
-    return locked_of(document)
-
-
-def parse(data: bytes, *, where: str) -> dict[str, Any]:
-    """*data* as a document that is valid and consistent, apart from its seal.
-
-    :raises Stale: *data* is not valid or not consistent; lists every fault with its path.
+    :raises Stale: *data* is not a lock, has another schema, is not consistent, or was changed; the message
+        lists every fault, and begins with *where*.
     """
     try:
         document = json_of(data)
     except ValueError as error:
-        raise Stale(f"{where}: {error}", hint=how_to_restore(None, where)) from None
+        raise _broken([str(error)], where) from None
     schema = document.get("schema", "none") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
-        raise Stale(f"{where}: schema {shown(schema)}, not {SCHEMA}", hint=how_to_restore(document, where))
+        raise _broken([f"schema {shown(schema)}, not {SCHEMA}"], where)
     if isinstance(document, dict) and "seal" not in document:
-        old = "the key 'seal' is missing: an older torchkiln wrote the file, or it is truncated"
-        raise Stale(f"{where}: {old}", hint=how_to_restore(document, where))
-    faults = sentences(document, shipped("lock"), where) or [
-        f"{where}: {fault}" for fault in _inconsistencies(document)
-    ]
-    if faults:
-        raise Stale("\n".join(faults), hint=how_to_restore(document, where))
-    found: dict[str, Any] = document
-    return found
+        raise _broken(
+            ["the key 'seal' is missing: an older torchkiln wrote the file, or it is truncated"], where
+        )
+    if faults := sentences(document, shipped("lock"), where):
+        raise Stale("\n".join(faults), hint=how_to_restore(where))
+    if faults := list(_inconsistencies(document)):
+        raise _broken(faults, where)
+    if document["seal"] != _seal(document) or document["digest"] != _digest(document):
+        raise _broken(["edited or merged incorrectly: it was changed after `lock` wrote it"], where)
+    return _locked_of(document)
 
 
-def broken_seal(document: Mapping[str, Any]) -> str:
-    """Why the seal of *document* does not match; empty if it does."""
-    if document["seal"] == _seal(document):
-        return ""
-    if _digest(document) == document["digest"]:
-        part = "its recorded layers, paths or seal"
-    elif document["seal"] == _seal({**document, "digest": _digest(document)}):
-        part = "its digest"
-    else:
-        part = "a part other than its recorded layers"
-    return f"edited or merged incorrectly: {part} changed after `lock` wrote it"
+def _broken(faults: Iterable[str], where: str) -> Stale:
+    return Stale("\n".join(f"{where}: {fault}" for fault in faults), hint=how_to_restore(where))
 
 
-def how_to_restore(document: object, where: str) -> str:
-    """A hint for a broken lock at *where*; its command names the cell if *document* does."""
-    cell = document.get("resolution", {}) if isinstance(document, dict) else {}
-    cell = cell.get("cell", {}) if isinstance(cell, dict) else {}
-    options = [
-        f" --{name} {value}"
-        for name in ("torch", "cuda", "flavor", "os")
-        if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
-    ]
-    gpus = cell.get("gpus") if isinstance(cell, dict) else None
-    if isinstance(gpus, list) and all(isinstance(gpu, str) and _PLAIN.fullmatch(gpu) for gpu in gpus):
-        options.append(f" --gpus {','.join(gpus)}" + (" --own-use" if cell.get("own_use") is True else ""))
-    if isinstance(document, dict) and "by_record" in document:
-        options.append(" --public-record")
-    return (
-        f"restore it: git checkout -- {where}"
-        f"; or lock the newest packages: torchkiln lock{''.join(options) or ' --all'}"
-    )
+def how_to_restore(where: str) -> str:
+    """A hint for a broken lock at *where*, "images/TAG/lock.json"."""
+    tag = PurePath(where).parent.name or "--all"
+    return f"restore it: git checkout -- {where}; or lock the newest packages: torchkiln lock {tag}"
 
 
 def lock_digest(locked: LockedCell) -> Digest:
@@ -284,8 +252,7 @@ def _block(opening: str, items: Iterable[str], closing: str, indent: int) -> str
     return f"{opening}\n" + ",\n".join(lines) + f"\n{' ' * indent}{closing}" if lines else opening + closing
 
 
-def locked_of(document: Mapping[str, Any]) -> LockedCell:
-    """The LockedCell of a document from `parse`."""
+def _locked_of(document: Mapping[str, Any]) -> LockedCell:
     resolution = document["resolution"]
     limits = [codec.plain(Limit.parse(text)) for text in resolution["limits"]]
     values = _without(document, *_ENVELOPE)

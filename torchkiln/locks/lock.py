@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,12 +16,9 @@ from packaging.version import Version
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.locks.file import (
     LIMIT,
-    broken_seal,
     from_json,
     how_to_restore,
     lock_digest,
-    locked_of,
-    parse,
     plain,
     requirements_txt,
     to_json,
@@ -39,13 +35,12 @@ from torchkiln.model.lock import (
     LockedCell,
     LockedTools,
     LockedWheel,
-    artefact_json,
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
 from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
 from torchkiln.model.untrusted import TOOLKIT, is_untrusted
 from torchkiln.util.files import write_atomic
-from torchkiln.util.strict_json import json_of, read_file, text_of
+from torchkiln.util.strict_json import read_file
 
 __all__ = [
     "Index",
@@ -62,7 +57,6 @@ __all__ = [
 RULES = 1  # increase it when the same inputs result in other wheels
 _SHOWN = 5  # names in a message
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # of the OCI distribution specification
-_PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
 
 
 class Index(Protocol):
@@ -211,8 +205,7 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
     """The committed lock of *tag* in the folder *images*; *how*: the command that creates it.
 
     :raises ConfigError: *tag* is invalid.
-    :raises Stale: the lock is missing, belongs to another image, or was changed after `lock` wrote it; in the
-        last case the message also lists the files beside the lock that differ from it.
+    :raises Stale: the lock is missing, belongs to another image, or is invalid.
     """
     path = images / tag / "lock.json"
     if not _TAG.fullmatch(tag):
@@ -225,15 +218,10 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
         how = how or f"torchkiln lock {tag}"
         raise Stale(f"{path}: no such file: the cell is not locked yet", hint=f"run: {how}") from None
     except OSError as error:
-        raise Stale(f"{path}: {error.strerror}", hint=how_to_restore(None, str(path))) from None
-    document = parse(data, where=str(path))
-    locked = locked_of(document)
-    if reason := broken_seal(document):
-        differing = (f"  {line}" for line in _differences(images, path.parent, locked))
-        lines = (f"{path}: {reason}", *differing)
-        raise Stale("\n".join(lines), hint=how_to_restore(document, str(path)))
+        raise Stale(f"{path}: {error.strerror}", hint=how_to_restore(str(path))) from None
+    locked = from_json(data, where=str(path))
     if (own := tag_of(locked.resolution)) != tag:
-        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_restore(None, str(path)))
+        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_restore(str(path)))
     return locked
 
 
@@ -241,30 +229,6 @@ def some_of(names: Sequence[str]) -> str:
     """The first of *names*, and the number of further ones."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _differences(images: Path, folder: Path, locked: LockedCell) -> tuple[str, ...]:
-    """How the files that were made with the lock in *folder* differ from *locked*, as phrases."""
-    found = []
-    wheels = {wheel.name: (wheel.version, wheel.sha256) for wheel in locked.wheels}
-    with suppress(OSError, ValueError):
-        lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", LIMIT)))
-        pinned = {name: (version, sha256) for name, version, sha256 in lines}
-        names = wheels.keys() | pinned.keys()
-        if differing := sorted(name for name in names if wheels.get(name) != pinned.get(name)):
-            found.append(f"requirements.txt differs in {some_of(differing)}")
-    with suppress(OSError, ValueError, AttributeError):
-        rendered = json_of(read_file(folder / "image.json", LIMIT)).get("lock")
-        if rendered != lock_digest(locked):
-            found.append("image.json and the Dockerfile belong to another lock")
-    for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
-        name = f"base-{locked.base.os}/{file}.json"
-        with suppress(OSError, ValueError, AttributeError):
-            committed = json_of(read_file(images / name, LIMIT)) if artefact else {}
-            values = artefact_json(artefact) if artefact else {}
-            if differing := sorted(key for key, value in values.items() if committed.get(key) != value):
-                found.append(f"{name} differs in {', '.join(differing)}")
-    return tuple(found)
 
 
 def save(images: Path, locked: LockedCell) -> Path:
