@@ -21,7 +21,7 @@ from torchkiln.cli import torchkiln
 from torchkiln.docker.dockerfile import demand_full
 from torchkiln.engine.build import BuildOptions, build
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.record import record_layers
+from torchkiln.engine.known import record_layers
 from torchkiln.errors import BuildFailed, ConfigError, Stale
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.freshness import outdated

@@ -12,7 +12,7 @@ from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import as_of_option, images_folder, mirror_option, upgrade_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
-from torchkiln.engine.record import record_layers
+from torchkiln.engine.known import record_layers
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.locks.choice import lockable

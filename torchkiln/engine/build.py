@@ -18,7 +18,6 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.load import plan_locked
@@ -45,24 +44,12 @@ def build(
 ) -> image_build.BuildResult:
     """Plan, provide base and tools, and build into *layout* with the embedded engine.
 
-    The cache records the path of *layout*: see `cache_claims.remember_layout`.
+    The base that was used may be newer than that of *locked*. The cache records the path of *layout*: see
+    `cache_claims.remember_layout`.
 
     :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
         rule for cutting device code; or a step failed.
     """
-    return build_planned(locked, matrix, facts, layout, environment, options=options)[0]
-
-
-def build_planned(
-    locked: LockedCell,
-    matrix: Matrix,
-    facts: Facts,
-    layout: Path,
-    environment: Environment,
-    *,
-    options: BuildOptions,
-) -> tuple[image_build.BuildResult, ImagePlan]:
-    """Like `build`; also returns the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
     _check_rule(locked)
     started, store = time.monotonic(), environment.store
@@ -90,7 +77,7 @@ def build_planned(
     except NotListed as error:
         raise all_missing(plan_locked(locked, matrix, facts), store, environment.fetcher, error) from error
     image = replace(built.image, base_moved=moved)
-    return replace(built, image=image, seconds=after(prepared, built.seconds)), plan
+    return replace(built, image=image, seconds=after(prepared, built.seconds))
 
 
 def after(prepared: float, stages: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:

@@ -102,9 +102,9 @@ def lay_out(
 def _made(
     specs: Sequence[ToolkitLayer], store: Store, source: ArchiveSource, observer: Observer
 ) -> Iterator[tuple[ToolkitLayer, Blob, Path]]:
-    """Each of *specs* with its blob and the blob's temporary path; the caller moves or deletes that file."""
+    """Each of *specs* with its blob and the blob's temporary path, which the caller may move."""
     cancelled = threading.Event()
-    with ThreadPoolExecutor(_PARALLEL, "archive") as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(_PARALLEL, "archive") as pool:
         archives = {archive for spec in specs for archive in spec.archives}
         futures = {
             archive: pool.submit(_extracted, archive, store, source, observer, cancelled.is_set)
@@ -113,30 +113,17 @@ def _made(
         try:
             for spec in specs:
                 kept = [(archive, futures[archive].result()) for archive in spec.archives]
-                yield spec, *_write_layer(spec, kept, store, observer)
+                observer.begin("toolkit", spec.title, spec.size)
+                out = store.temporary("toolkit")
+                stack.callback(out.unlink, missing_ok=True)  # unless the caller has moved it
+                with store.writable():
+                    blob = write_layer(kept, spec.home, out)
+                observer.advance("toolkit", spec.title, spec.size)
+                observer.end("toolkit", spec.title)
+                yield spec, blob, out
         finally:
             cancelled.set()
             pool.shutdown(cancel_futures=True)
-
-
-def _write_layer(
-    spec: ToolkitLayer,
-    kept: Sequence[tuple[LockedArchive, Path]],
-    store: Store,
-    observer: Observer,
-) -> tuple[Blob, Path]:
-    observer.begin("toolkit", spec.title, spec.size)
-    out, complete = store.temporary("toolkit"), False
-    try:
-        with store.writable():
-            encoded = write_layer(kept, spec.home, out)
-        complete = True
-    finally:
-        if not complete:
-            out.unlink(missing_ok=True)
-    observer.advance("toolkit", spec.title, spec.size)
-    observer.end("toolkit", spec.title)
-    return encoded, out
 
 
 def _extracted(

@@ -65,14 +65,8 @@ def _base_tools(_: Path) -> Iterator[Probe]:
     if shutil.which("mmdebstrap") is None:
         yield _program("embedded engine", "mmdebstrap", "builds the base")
     else:
-        works, said = _run(["mmdebstrap", "--version"])
-        yield Probe(
-            part="embedded engine",
-            what="mmdebstrap (builds the base)",
-            ok=works,
-            found=said or "does not start",
-            cure=_install("mmdebstrap"),
-        )
+        what, cure = "mmdebstrap (builds the base)", _install("mmdebstrap")
+        yield _answer("embedded engine", what, ["mmdebstrap", "--version"], cure)
     base = recipe(DEFAULT_OS)
     keyring = Path(base.keyring)
     yield Probe(
@@ -149,34 +143,34 @@ def _space(cache: Path) -> Iterator[Probe]:
 
 
 def _index(reach: Callable[[], str]) -> Probe:
-    what = "package index"
     try:
-        return Probe(part="embedded engine", what=what, ok=True, found=f"{reach()} answers")
+        ok, found, cure = True, f"{reach()} answers", ""
     except KilnError as error:
-        return Probe(part="embedded engine", what=what, ok=False, found=error.message, cure=error.hint)
+        ok, found, cure = False, error.message, error.hint
+    return Probe(part="embedded engine", what="package index", ok=ok, found=found, cure=cure)
 
 
 def _docker(_: Path) -> Iterator[Probe]:
     yield _program("docker engine", "docker", "the client")
     if shutil.which("docker") is None:
         return
-    for what, command, cure in (
-        ("buildx", ["docker", "buildx", "version"], _install("buildx")),
-        (
-            "Docker daemon",
-            ["docker", "version", "--format", "{{.Server.Version}}"],
-            "start dockerd, or set DOCKER_HOST",
-        ),
-    ):
-        works, said = _run(command)
-        yield Probe(
-            part="docker engine", what=what, ok=works, found=said or ("yes" if works else "no"), cure=cure
-        )
+    yield _answer("docker engine", "buildx", ["docker", "buildx", "version"], _install("buildx"))
+    version, cure = (
+        ["docker", "version", "--format", "{{.Server.Version}}"],
+        "start dockerd, or set DOCKER_HOST",
+    )
+    yield _answer("docker engine", "Docker daemon", version, cure)
 
 
 def _readers(_: Path) -> Iterator[Probe]:
     for name in ("skopeo", "umoci"):
         yield _program("tests", name, "reads the images")
+
+
+def _answer(part: Part, what: str, command: list[str], cure: str) -> Probe:
+    """Whether *command* succeeds."""
+    works, said = _run(command)
+    return Probe(part=part, what=what, ok=works, found=said or ("yes" if works else "no answer"), cure=cure)
 
 
 def _program(part: Part, name: str, why: str) -> Probe:

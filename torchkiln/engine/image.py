@@ -36,6 +36,7 @@ from torchkiln.oci.compression import GZIP, TARGETS, TargetCompression
 from torchkiln.oci.layer import NotCompressible
 from torchkiln.oci.layout import write_image
 from torchkiln.store.store import Store
+from torchkiln.wheel.source import Cancelled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,7 @@ class BuildResult:
     """An image, the seconds of each stage (stages overlap), and the reused layers."""
 
     image: BuiltImage
+    plan: ImagePlan  # on the base that was used
     seconds: tuple[tuple[str, float], ...]
     reused: tuple[str, ...]  # titles
     layer_format: LayerFormat = DEFAULT_FORMAT
@@ -89,6 +91,7 @@ def build(
     now = time.monotonic()
     return BuildResult(
         image=image,
+        plan=plan,
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
         layer_format=layer_format,
@@ -144,14 +147,6 @@ def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
         )
 
 
-class _Cancelled(Exception):
-    """Another layer failed, or the user interrupted."""
-
-
-class _WrongContent(Exception):
-    """The source is readable, but has another diff_id."""
-
-
 def convert(
     target: TargetCompression, layers: Sequence[ImageLayer], store: Store, observer: Observer
 ) -> tuple[ImageLayer, ...]:
@@ -182,7 +177,7 @@ def convert(
         finally:
             cancelled.set()  # ends running conversions after an interrupt: the pool waits for them
     if failed:
-        raise next((error for error in failed if not isinstance(error, _Cancelled)), failed[0])
+        raise next((error for error in failed if not isinstance(error, Cancelled)), failed[0])
     return tuple(running[layer].result() for layer in layers)
 
 
@@ -200,7 +195,7 @@ def _converted(
 
     def check() -> None:
         if cancelled.is_set():
-            raise _Cancelled
+            raise Cancelled
 
     check()
     key = format_key(layer.blob.digest, target.encoder)
@@ -227,9 +222,9 @@ def _make(
         with GZIP.open(source) as tar, out.open("wb") as file:
             written = target.compress(tar, file, unpacked=layer.blob.unpacked, advanced=advanced)
         if (written.diff_id, written.unpacked) != (layer.blob.diff_id, layer.blob.unpacked):
-            raise _WrongContent("diff_id mismatch")
+            raise NotCompressible("diff_id mismatch")
         store.adopt(out, store.blob(written.digest))
-    except (NotCompressible, _WrongContent) as error:
+    except NotCompressible as error:
         raise BuildFailed(
             f"layer {layer.title!r}: {source}: {error}",
             hint="the cache is damaged: delete that file and build again",

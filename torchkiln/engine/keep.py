@@ -6,10 +6,8 @@ has. It gets its tag last, so an interrupted run leaves no incomplete artifact, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,13 @@ from torchkiln.index.pages import Pages
 from torchkiln.locks.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.model.lock import DebFile, LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
 from torchkiln.oci.documents import descriptors
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.store.store import Store
 from torchkiln.util.strict_json import json_of
 from torchkiln.vault.places import Vault, vaults_of
-from torchkiln.vault.sources import take
+from torchkiln.vault.sources import digest_of_file, take
 
 LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
 PROJECT_TYPE = "application/vnd.torchkiln.project-lock.v1+json"
@@ -41,12 +40,12 @@ _STREAMS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptFile:
-    """A file of a lock; `opened` gives its path, after a download if necessary."""
+    """A file of a lock; `fetch` returns its path, and may write it to the temporary path that it gets."""
 
     title: str
     digest: Digest
     size: int
-    opened: Callable[[], AbstractContextManager[Path]]
+    fetch: Callable[[Path], Path]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +71,7 @@ def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Pat
     :raises RegistryError: the vault cannot be reached.
     """
     files = _files(locked, environment, images)
-    return write_lock(vault_tag(locked), LOCK_TYPE, to_json(locked), files, vault)
+    return write_lock(vault_tag(locked), LOCK_TYPE, to_json(locked), files, vault, environment.store)
 
 
 def write_lock(
@@ -81,6 +80,7 @@ def write_lock(
     config: bytes,
     found: Iterable[KeptFile],
     vault: Vault,
+    store: Store,
     about: Mapping[str, str] | None = None,
 ) -> Kept:
     """Copy the files, then the lock *config*, an artifact of *kind* with the annotations *about*.
@@ -89,7 +89,9 @@ def write_lock(
     """
     files = tuple({file.digest: file for file in found}.values())
     with ThreadPoolExecutor(_STREAMS) as pool:
-        added = sum(pool.map(lambda file: _added(file, vault), sorted(files, key=lambda file: -file.size)))
+        added = sum(
+            pool.map(lambda file: _added(file, vault, store), sorted(files, key=lambda file: -file.size))
+        )
     manifest = canonical_json(
         {
             "schemaVersion": 2,
@@ -194,11 +196,14 @@ def drop(
     return tuple(gone)
 
 
-def _added(file: KeptFile, vault: Vault) -> int:
+def _added(file: KeptFile, vault: Vault, store: Store) -> int:
     if vault.has(file.digest, file.size):
         return 0
-    with file.opened() as path:
-        vault.put(file.digest, file.size, path)
+    temporary = store.temporary("vault")
+    try:
+        vault.put(file.digest, file.size, file.fetch(temporary))
+    finally:
+        temporary.unlink(missing_ok=True)
     return file.size
 
 
@@ -206,7 +211,7 @@ def _files(locked: LockedCell, environment: Environment, images: Path) -> Iterat
     for wheel in locked.wheels:
         yield wheel_file(wheel, environment)
     for found in locked.archives:
-        yield _archive(found, environment)
+        yield _kept(found, lambda path, found=found: _archive(found, path, environment))  # type: ignore[misc]
     yield from artefact_files(locked.base, locked.base, environment, images)
     if locked.tools:
         yield from artefact_files(locked.tools, locked.base, environment, images)
@@ -216,30 +221,17 @@ def wheel_file(wheel: LockedWheel, environment: Environment) -> KeptFile:
     """*wheel*, which is downloaded if necessary."""
     if not wheel.size:  # a hash from public record
         wheel = replace(wheel, size=environment.fetcher.size(wheel))
-    return KeptFile(
-        title=wheel.filename,
-        digest=Digest(f"sha256:{wheel.sha256}"),
-        size=wheel.size,
-        opened=lambda: nullcontext(fetched(wheel, environment)),
-    )
+    return _kept(wheel, lambda _: fetched(wheel, environment))
 
 
-def _archive(found: LockedArchive, environment: Environment) -> KeptFile:
-    @contextmanager
-    def opened() -> Iterator[Path]:
-        part = environment.store.temporary("archive")
-        try:
-            path = environment.archives.archive(
-                found, part, on_progress=lambda _: None, cancelled=lambda: False
-            )
-            assert path is not None
-            yield path
-        finally:
-            part.unlink(missing_ok=True)
+def _kept(file: LockedWheel | LockedArchive | DebFile, fetch: Callable[[Path], Path]) -> KeptFile:
+    return KeptFile(title=file.filename, digest=digest_of_file(file), size=file.size, fetch=fetch)
 
-    return KeptFile(
-        title=found.filename, digest=Digest(f"sha256:{found.sha256}"), size=found.size, opened=opened
-    )
+
+def _archive(found: LockedArchive, part: Path, environment: Environment) -> Path:
+    path = environment.archives.archive(found, part, on_progress=lambda _: None, cancelled=lambda: False)
+    assert path is not None
+    return path
 
 
 def artefact_files(
@@ -256,7 +248,7 @@ def artefact_files(
     if files is None or effects is None:
         blob = store.blob(artefact.digest)
 
-        def opened() -> AbstractContextManager[Path]:
+        def fetch(_: Path) -> Path:
             vaults = vaults_of(environment.environ)
             if not store.has_blob(artefact.digest, artefact.size) and not take(
                 vaults, artefact.digest, artefact.size, blob, store
@@ -267,34 +259,23 @@ def artefact_files(
                     hint="lock the present packages: torchkiln refresh; for a project: torchkiln"
                     " project lock DIR --upgrade",
                 )
-            return nullcontext(blob)
+            return blob
 
-        yield KeptFile(title=f"{name}.tar.gz", digest=artefact.digest, size=artefact.size, opened=opened)
+        yield KeptFile(title=f"{name}.tar.gz", digest=artefact.digest, size=artefact.size, fetch=fetch)
         return
-    yield _document(f"{name}-debs.json", archive.to_json(files), environment)
-    yield _document(f"{name}-effects.json.gz", to_bytes(effects), environment)
+    yield _document(f"{name}-debs.json", archive.to_json(files))
+    yield _document(f"{name}-effects.json.gz", to_bytes(effects))
     debs = debs_of(base, files.dates, store, environment.environ)
     for deb in files.debs:
-        yield KeptFile(
-            title=deb.filename,
-            digest=Digest(f"sha256:{deb.sha256}"),
-            size=deb.size,
-            opened=lambda deb=deb: nullcontext(debs.path(deb)),  # type: ignore[misc]
-        )
+        yield _kept(deb, lambda _, deb=deb: debs.path(deb))  # type: ignore[misc]
 
 
-def _document(title: str, data: bytes, environment: Environment) -> KeptFile:
-    @contextmanager
-    def opened() -> Iterator[Path]:
-        path = environment.store.temporary("document")
-        try:
-            path.write_bytes(data)
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+def _document(title: str, data: bytes) -> KeptFile:
+    def write(path: Path) -> Path:
+        path.write_bytes(data)
+        return path
 
-    digest = Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
-    return KeptFile(title=title, digest=digest, size=len(data), opened=opened)
+    return KeptFile(title=title, digest=digest_of(data), size=len(data), fetch=write)
 
 
 def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:

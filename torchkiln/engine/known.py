@@ -1,12 +1,18 @@
-"""Finds the layers of a plan that are cached, and what a build has to make and to download."""
+"""Finds the layers of a plan that are cached, and what a build has to make and to download.
+
+`record_layers` records them in the lock: later builds must make the same layers.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 from torchkiln.engine.cuda_layers import kept_path
 from torchkiln.engine.predicted_digest import encoded
 from torchkiln.engine.records import cached_record, record_of
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.plan import (
@@ -97,3 +103,17 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | N
             return None
         found.append(ImageLayer(title=spec.title, blob=record.blob))
     return tuple(found)
+
+
+def record_layers(images: Path, tag: str, store: Store) -> Literal["recorded", "already", "not built"]:
+    """Write the digests of the layers in *store* to the lock of *tag*; return the outcome.
+
+    :raises Stale: there is no valid lock.
+    """
+    locked = load_locked(images, tag)
+    layers = known_layers(locked, store)
+    if layers is None:
+        recorded = {layer.title for layer in locked.layers}
+        return "already" if all(spec.title in recorded for spec in made_layers(locked)) else "not built"
+    save(images, replace(locked, layers=layers))
+    return "recorded"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchkiln.base.remake import APT_EFFECTS, committed_effects, learn
 from torchkiln.engine import image as image_build
-from torchkiln.engine.build import BuildOptions, build_planned
+from torchkiln.engine.build import BuildOptions, build
 from torchkiln.engine.cache_claims import build_needs, remember_image
 from torchkiln.engine.environment import Environment, with_vaults
 from torchkiln.engine.fetched import fetched
@@ -146,7 +146,8 @@ def build_project(
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
     own_wheels = with_project_wheels(source, locked, environment, matrix.locate)
     _check_libraries(source, locked, own_wheels, final=False)
-    below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
+    below = build(locked, matrix, facts, layout, environment, options=options)
+    plan = below.plan
     # Wheels are built on the base that was used, which may not be the locked one.
     environment = with_project_wheels(source, plan.locked, environment, matrix.locate)
     _check_libraries(source, plan.locked, environment, final=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +44,7 @@ def keep_project(
     """
     lock, files = source.lock, _files(source, environment, locate)
     about = {PROJECT: lock.name, PARENT: vault_tag(source.cell)}
-    return write_lock(project_tag(lock), PROJECT_TYPE, to_json(lock), files, vault, about)
+    return write_lock(project_tag(lock), PROJECT_TYPE, to_json(lock), files, vault, environment.store, about)
 
 
 def _files(
@@ -60,7 +59,7 @@ def _files(
         if origin.built:
             sdist = sdist_of(wheels[origin.name], origin.built)
             get = partial(fetch_sdist, sdist, origin, environment)
-            yield replace(wheel_file(sdist, environment), opened=lambda get=get: nullcontext(get()))  # type: ignore[misc]
+            yield replace(wheel_file(sdist, environment), fetch=lambda _, get=get: get())  # type: ignore[misc]
             for required in origin.built.requires:
                 yield wheel_file(required, environment)
     if lock.apt:
