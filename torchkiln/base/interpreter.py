@@ -145,17 +145,14 @@ def extract_standalone(stream: BinaryIO, version: str, into: Path, *, diff_id: D
     wanted = re.compile(
         rf"{HOME}/(bin/{re.escape(name)}|lib/[^/]+\.so[^/]*|lib/{re.escape(name)}/.+)", re.DOTALL
     )
-    try:
-        found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
-    except (ExtractionRefused, DamagedTar) as error:
-        raise BuildFailed(f"the standalone Python cannot be extracted: {error}") from error
-    if diff_id not in (None, found):
-        raise BuildFailed(
-            f"the layer of Python {version} is damaged: diff_id mismatch: expected {diff_id}, got {found}",
-            hint="run: torchkiln cache verify --repair; then build again",
-        )
-    if not (into / HOME / "bin" / name).is_file():
-        raise BuildFailed(f"the standalone Python has no /{HOME}/bin/{name}")
+    _extract_all(
+        stream,
+        into,
+        wanted,
+        what="the standalone Python",
+        expected=(f"the layer of Python {version}", diff_id) if diff_id else None,
+        needed=(f"{HOME}/bin/{name}",),
+    )
 
 
 def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") -> None:
@@ -189,18 +186,32 @@ def extract_python_of(
         + (f"|{also}" if also else ""),
         re.DOTALL,
     )
+    needed = (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER)
+    _extract_all(stream, into, wanted, what="the base", expected=expected, needed=needed)
+
+
+def _extract_all(
+    stream: BinaryIO,
+    into: Path,
+    wanted: re.Pattern[str],
+    *,
+    what: str,
+    expected: tuple[str, Digest] | None,
+    needed: Iterable[str],
+) -> None:
+    """`extract`, and check the diff_id of the tar, and that the *needed* files are there."""
     try:
         found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
     except (ExtractionRefused, DamagedTar) as error:
-        raise BuildFailed(f"the base's Python cannot be extracted: {error}") from error
+        raise BuildFailed(f"{what} cannot be extracted: {error}") from error
     if expected and found != expected[1]:
         raise BuildFailed(
             f"{expected[0]} is damaged: diff_id mismatch: expected {expected[1]}, got {found}",
             hint="run: torchkiln cache verify --repair; then build again",
         )
-    for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER):
-        if not (into / needed).is_file():  # links stay inside the folder
-            raise BuildFailed(f"the base has no /{needed}")
+    for path in needed:
+        if not (into / path).is_file():  # links stay inside the folder
+            raise BuildFailed(f"{what} has no /{path}")
 
 
 class ExtractionRefused(ValueError):

@@ -166,9 +166,9 @@ class ImageConfig:
     workdir: str
     ports: tuple[str, ...]  # "8888/tcp"
     volumes: tuple[str, ...]
-    labels: tuple[tuple[str, str], ...]
     stop_signal: str
     healthcheck: Healthcheck | None
+    labels: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,6 @@ from torchkiln.model.plan import (
     ImagePlan,
     OverlayFile,
     OverlayLayer,
-    OverlayLink,
     PlannedLayer,
     RemovalLayer,
     ToolkitLayer,
@@ -32,6 +31,7 @@ from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan.cuda_toolkit import compiler_links, library_links, settings, toolkit_links
 from torchkiln.plan.layers import made_layers
+from torchkiln.util import codec
 from torchkiln.util.files import rows_json
 from torchkiln.util.versions import numbers
 
@@ -222,7 +222,9 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
         "archs": list(kept_archs(build.archs, cell.gpus)),
-        **_cut_facts(locked),
+        **device_code_facts(locked),
+        **({"cut_wheels": list(locked.device_code.wheels)} if locked.device_code else {}),
+        **({"own_use": True} if cell.own_use else {}),
         "limits": [str(limit) for limit in resolution.limits],
         "lock": lock_digest,
         "base": locked.base.digest,
@@ -246,13 +248,6 @@ def device_code_facts(locked: LockedCell) -> dict[str, Any]:
     if build is None or cut is None:
         return {}
     return {"gpus": list(cut.gpus), "wheel_archs": list(build.archs), "device_code": cut.rule}
-
-
-def _cut_facts(locked: LockedCell) -> dict[str, Any]:
-    if locked.device_code is None:
-        return {}
-    own_use = {"own_use": True} if locked.resolution.cell.own_use else {}
-    return {**device_code_facts(locked), "cut_wheels": list(locked.device_code.wheels), **own_use}
 
 
 def _tools_facts(tools: LockedTools) -> dict[str, Any]:
@@ -289,8 +284,7 @@ def constraints(locked: LockedCell) -> str:
 
 def to_json(plan: ImagePlan) -> dict[str, Any]:
     """*plan* as `torchkiln plan --json` prints it: overlay files by their hashes, sizes in bytes."""
-    config = plan.config
-    check = config.healthcheck
+    config: dict[str, Any] = codec.plain(plan.config)
     return {
         "schema": SCHEMA,
         "tag": plan.tag,
@@ -298,24 +292,7 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
         "recipe": plan.recipe,
         "epoch": plan.epoch,
         "layers": [_layer_json(layer) for layer in plan.layers],
-        "config": {
-            "env": dict(config.env),
-            "entrypoint": list(config.entrypoint),
-            "cmd": list(config.cmd),
-            "workdir": config.workdir,
-            "ports": list(config.ports),
-            "volumes": list(config.volumes),
-            "stop_signal": config.stop_signal,
-            "healthcheck": check
-            and {
-                "command": list(check.command),
-                "interval": check.interval,
-                "timeout": check.timeout,
-                "start_period": check.start_period,
-                "retries": check.retries,
-            },
-            "labels": dict(config.labels),
-        },
+        "config": config | {"env": dict(plan.config.env), "labels": dict(plan.config.labels)},
     }
 
 
@@ -331,12 +308,8 @@ def _layer_json(layer: PlannedLayer) -> dict[str, Any]:
         case RemovalLayer():
             return values | {"removed": list(layer.paths)}
         case OverlayLayer():
-            values |= _links_json(layer.links)
+            values |= {"links": {link.path: link.target for link in layer.links}} if layer.links else {}
     return values | {"files": [_file_json(file) for file in layer.files]}
-
-
-def _links_json(links: Sequence[OverlayLink]) -> dict[str, Any]:
-    return {"links": {link.path: link.target for link in links}} if links else {}
 
 
 def _file_json(file: OverlayFile) -> dict[str, str]:
