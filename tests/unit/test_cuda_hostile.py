@@ -51,16 +51,10 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
 
 NVCC: Entry = ("bin/nvcc", b"nvcc", {"mode": 0o755})
 REFUSED = {
-    "absolute": ([("/etc/passwd", b"x", {})], "absolute"),
-    "dots": ([("bin/../../etc/passwd", b"x", {})], r"contains '\.\.'"),
-    "dots that end inside": ([("bin/../bin/nvcc", b"x", {})], r"contains '\.\.'"),
     "another folder": ([(f"={TOP}-2/bin/nvcc", b"x", {})], "is outside of"),
     "no folder": ([("=nvcc", b"x", {})], "is outside of"),
-    "dot": ([("bin/./nvcc", b"x", {})], "the name is not normalized"),
-    "empty part": ([("bin//nvcc", b"x", {})], "the name is not normalized"),
     "escape sequence": ([("bin/nv\x1b[2Jcc", b"x", {})], "non-printable characters"),
     "not UTF-8": ([("bin/nv\udcffcc", b"x", {})], "non-printable characters"),
-    "long part": ([("bin/" + "n" * 256, b"x", {})], "255 bytes"),
     "whiteout": ([("bin/.wh.nvcc", b"", {})], "would delete"),
     "opaque": ([("bin/.wh..wh..opq", b"", {})], "would delete"),
     "whiteout folder": ([(".wh.bin/nvcc", b"x", {})], "would delete"),
@@ -79,6 +73,7 @@ REFUSED = {
         [link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC],
         "not an earlier file",
     ),
+    "hard link to a folder": ([NVCC, link("bin/x", f"{TOP}/bin", tarfile.LNKTYPE)], "not an earlier file"),
     "hard link to a removed file": (
         [("doc/x", b"x", {}), link("bin/x", f"{TOP}/doc/x", tarfile.LNKTYPE)],
         "not installed",

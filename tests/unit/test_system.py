@@ -144,7 +144,7 @@ def test_the_lock_reads_back_and_an_invalid_one_is_named(tmp_path: Path) -> None
     assert path == tmp_path / "base-debian12" / "devel.json"
     assert tools.read_lock(tmp_path, "debian12", "devel") == made
     assert tools.read_lock(tmp_path, "debian12", "devel-gcc11") is None
-    assert artefact.from_json(artefact.to_json(made), LockedTools) == made
+    assert artefact.read_lock(tmp_path, "debian12") is None
     path.write_text(path.read_text().replace(made.digest, "sha256:abc"))
     with pytest.raises(ConfigError, match=r"base-debian12/devel\.json: "):
         tools.read_lock(tmp_path, "debian12", "devel")
