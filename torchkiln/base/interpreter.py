@@ -168,12 +168,7 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
 
 
 def extract_python_of(
-    stream: BinaryIO,
-    version: str,
-    into: Path,
-    *,
-    also: str = "",
-    expected: tuple[str, Digest] | None = None,
+    stream: BinaryIO, version: str, into: Path, *, also: str = "", expected: tuple[str, Digest] | None = None
 ) -> None:
     """`extract_python` from the tar *stream* of a base with the Python *version*.
 

@@ -74,11 +74,7 @@ class ExistingBase:
 
 
 def build(
-    recipe: BaseRecipe,
-    store: Store,
-    *,
-    environ: Mapping[str, str],
-    report: Reporting = UNREPORTED,
+    recipe: BaseRecipe, store: Store, *, environ: Mapping[str, str], report: Reporting = UNREPORTED
 ) -> LockedBase:
     """Build *recipe* from the current state of the archive and put the blob into *store*.
 

@@ -89,12 +89,7 @@ def remake(
 
 
 def remade(
-    locked: Made,
-    base: LockedBase,
-    store: Store,
-    *,
-    environ: Mapping[str, str],
-    report: Reporting,
+    locked: Made, base: LockedBase, store: Store, *, environ: Mapping[str, str], report: Reporting
 ) -> str | None:
     """Take the blob of *locked* from a vault, or make it by `remake`, if *store* knows its effects.
 
@@ -139,12 +134,7 @@ def learn(images: Path | None, locked: Made, store: Store) -> None:
         store.put_record(_records(locked), _name(effects.blob), document(effects))
 
 
-def describe(
-    made: Made,
-    base: LockedBase,
-    debs: Sequence[DebFile],
-    store: Store,
-) -> Effects | None:
+def describe(made: Made, base: LockedBase, debs: Sequence[DebFile], store: Store) -> Effects | None:
     """The effects of *made*, whose blob and packages are in *store*; None if these do not describe it."""
     wanted = recipe(made.os)
     if not all((store.root / deb_path(deb)).is_file() for deb in debs):
@@ -163,11 +153,7 @@ def describe(
 
 
 def record_effects(
-    made: Made,
-    base: LockedBase,
-    debs: Sequence[DebFile],
-    store: Store,
-    say: Callable[[str], None],
+    made: Made, base: LockedBase, debs: Sequence[DebFile], store: Store, say: Callable[[str], None]
 ) -> None:
     """Compute the effects of *made*, whose blob and packages are in *store*, and record them there."""
     if (effects := describe(made, base, debs, store)) is None:
@@ -311,8 +297,7 @@ def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the blob
             raise
         raise BuildFailed(
-            f"{store.blob(artefact.digest)} is damaged: {error}",
-            hint="run: torchkiln cache verify --repair",
+            f"{store.blob(artefact.digest)} is damaged: {error}", hint="run: torchkiln cache verify --repair"
         ) from error
 
 

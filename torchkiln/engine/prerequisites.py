@@ -81,11 +81,7 @@ def provide(
         environment.archives.demand_reachable(missing_archives(plan, store))
     with fetching(wheels, store, environment.fetcher):
         base, changes = artefact.ensure(
-            locked.base,
-            store,
-            locked_only=sources.locked_only,
-            environ=environment.environ,
-            report=report,
+            locked.base, store, locked_only=sources.locked_only, environ=environment.environ, report=report
         )
         if locked.standalone is not None:
             pythons = StandalonePythons(store=store, environ=environment.environ, locate=sources.locate)

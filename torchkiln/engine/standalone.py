@@ -67,13 +67,7 @@ class StandalonePythons:
             self.store.put_record(_RECORDS, key, codec.plain(made))
         return made
 
-    def ensure(
-        self,
-        locked: LockedStandalone,
-        base: LockedBase,
-        *,
-        report: Reporting = UNREPORTED,
-    ) -> None:
+    def ensure(self, locked: LockedStandalone, base: LockedBase, *, report: Reporting = UNREPORTED) -> None:
         """Put the blob of *locked* into the store, if it is not there.
 
         :raises BuildFailed: as `make`; or the archive's layer has a different digest.

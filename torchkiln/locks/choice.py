@@ -51,8 +51,7 @@ def lockable(
         found.append(cell)
     if not found:
         raise NothingSelected(
-            "none of the selected cells can be locked",
-            hint="`torchkiln list` shows the status of each cell",
+            "none of the selected cells can be locked", hint="`torchkiln list` shows the status of each cell"
         )
     return tuple(found)
 

@@ -29,13 +29,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source, TorchBuild
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.index import IndexRequest
-from torchkiln.model.lock import (
-    LockedArchive,
-    LockedBase,
-    LockedCell,
-    LockedTools,
-    LockedWheel,
-)
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
 from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
 from torchkiln.model.untrusted import TOOLKIT, is_untrusted

@@ -52,8 +52,7 @@ def _is_toolkit(name: str) -> bool:
 
 _FAMILIES = (
     _Family(
-        title="CUDA libraries",
-        includes=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_VERSIONS,
+        title="CUDA libraries", includes=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_VERSIONS
     ),
     _Family(title="NVIDIA libraries", includes=_is_nvidia),
     _Family(title="triton", includes=lambda name: name in {"triton", "pytorch-triton"}),

@@ -53,11 +53,7 @@ _HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV
 
 
 def plan(
-    locked: LockedCell,
-    overlay: Sequence[OverlayFile],
-    *,
-    aliases: Sequence[str],
-    lock_digest: Digest,
+    locked: LockedCell, overlay: Sequence[OverlayFile], *, aliases: Sequence[str], lock_digest: Digest
 ) -> ImagePlan:
     """The plan of *locked*: layers of wheels and archives, base, and *overlay* with the generated files.
 
@@ -84,8 +80,7 @@ def plan(
     )
     files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
     base = ArtefactLayer(
-        title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})",
-        artefact=locked.base,
+        title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})", artefact=locked.base
     )
     top = OverlayLayer(
         title=f"torchkiln ({_count(len(files), 'file')})",
