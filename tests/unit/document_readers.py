@@ -32,7 +32,7 @@ from torchkiln.gate.gate import clear, judge
 from torchkiln.locks import file as lock_file
 from torchkiln.matrix import cuda_redist, matrix, mirrors
 from torchkiln.matrix.policy import Policy
-from torchkiln.model.lock import LockedTools
+from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.oci.documents import descriptors, diff_ids, read_document
 from torchkiln.registry.credentials import find_login
 from torchkiln.registry.reading import Document
@@ -126,7 +126,10 @@ READERS: Mapping[str, DocumentReader] = {
         strict=True,
     ),
     "base": DocumentReader(
-        sound=artefact.to_json(LOCKED.base), read=lambda data: artefact.from_json(data, LockedBase), refusal=ConfigError, strict=True
+        sound=artefact.to_json(LOCKED.base),
+        read=lambda data: artefact.from_json(data, LockedBase),
+        refusal=ConfigError,
+        strict=True,
     ),
     "tools": DocumentReader(
         sound=(ROOT / "images/base-debian12/devel.json").read_bytes(),

@@ -10,7 +10,7 @@ import pytest
 from tests import sboms
 from torchkiln.base.archive import from_json, read_files, read_lists, record_files, to_json, write_files
 from torchkiln.base.artefact import read_lock
-from torchkiln.base.mmdebstrap import Scratch, command
+from torchkiln.base.mmdebstrap import command, scratch
 from torchkiln.base.recipe import recipe
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import OsPackage
@@ -92,8 +92,9 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
 def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
     """mmdebstrap gets two more hooks, which copy to folders outside the base; the last one deletes both."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
-    keyring = Path(recipe("debian12").keyring)
-    place = Scratch(env={}, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=keyring)
+    with scratch(recipe("debian12"), {"TORCHKILN_DEBIAN_KEYRING": __file__}) as made:
+        keyring = recipe("debian12").keyring
+        place = replace(made, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=Path(keyring))
     noted = command(recipe("debian12"), {}, unprivileged=False, place=place)
 
     more = [argument for argument in noted if argument not in plain]

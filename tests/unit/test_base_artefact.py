@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.roots import entry, tar_of
 from tests.stored import put, put_tar
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, OsPackage, package_changes
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.store.store import Store

@@ -23,7 +23,6 @@ from torchkiln.locks import file as lock_file
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix
-from torchkiln.model.lock import LockedBase
 from torchkiln.smoke import report
 from torchkiln.util import located_yaml, schema
 from torchkiln.util.places import ROOT

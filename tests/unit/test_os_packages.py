@@ -12,7 +12,7 @@ from tests.planned import locked as locked_cell
 from tests.planned import planned, tools_on
 from tests.projects import bench
 from tests.unit.test_project_file import LOCK
-from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command
+from torchkiln.base.mmdebstrap import ExistingBase, command, scratch
 from torchkiln.base.recipe import APT_CLEANING, recipe
 from torchkiln.base.sources import snapshot_of, sources_of
 from torchkiln.cli.shared.project_output import project_json, show_project
@@ -158,7 +158,8 @@ def test_eight_changes_of_the_image_are_named(tmp_path: Path, count: int, more: 
 
 
 def argv(tmp_path: Path, onto: ExistingBase) -> list[str]:
-    place = Scratch(env={}, lists=tmp_path / "lists", debs=tmp_path / "debs", keyring=tmp_path / "keys.gpg")
+    with scratch(recipe("debian12"), {"TORCHKILN_DEBIAN_KEYRING": __file__}) as made:
+        place = replace(made, lists=tmp_path / "lists", debs=tmp_path / "debs", keyring=tmp_path / "keys.gpg")
     return command(recipe("debian12"), {}, unprivileged=False, place=place, onto=onto)
 
 

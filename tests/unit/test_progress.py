@@ -207,7 +207,9 @@ def test_a_large_bundle_is_verified_with_lines(
 
 def test_the_total_of_a_build_includes_later_steps() -> None:
     """They are pushing, loading and archiving. A step that takes no time is not listed."""
-    built: Any = BuildResult(image=cast(Any, None), seconds=(("write", 1.0), ("total", 2.0)), reused=())
+    built: Any = BuildResult(
+        image=cast(Any, None), plan=cast(Any, None), seconds=(("write", 1.0), ("total", 2.0)), reused=()
+    )
     longer, result = _timed("load", built, lambda: time.sleep(2 * _SHORT) or "loaded")
     stages = dict(longer.seconds)
     assert (result, list(stages)) == ("loaded", ["write", "load", "total"])

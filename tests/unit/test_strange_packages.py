@@ -113,7 +113,7 @@ def test_an_own_lock_never_gets_a_strangers_layer(scene: Scene, monkeypatch: pyt
     """Both have the same packages on the same base; only the stranger's effects add a file."""
     scene.ensure(scene.locked({"usr/bin/helper": node("usr/bin/helper", text="evil")}))
     monkeypatch.setattr(os_packages, "resolve", lambda *_, **__: ((DEB,), {}))
-    monkeypatch.setattr(os_packages, "base_work", lambda *_: pytest.MonkeyPatch.context())
+    monkeypatch.setattr(os_packages, "scratch", lambda *_: pytest.MonkeyPatch.context())
 
     with pytest.raises(Installed):
         lock_apt(("tool",), scene.layers, frozenset(), scene.store, environ=ENVIRON)

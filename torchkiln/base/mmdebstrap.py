@@ -54,12 +54,23 @@ _PLANNED = re.compile(r"\d+ upgraded, (?P<count>\d{1,6}) newly installed, .*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scratch:
-    """The working folder of mmdebstrap."""
+    """The working folder of mmdebstrap for a recipe."""
 
-    env: Mapping[str, str]  # its environment
+    recipe: BaseRecipe
+    environ: Mapping[str, str]  # with mirrors and proxies
+    report: Reporting  # gets the steps, and the number of configured packages
+    env: Mapping[str, str]  # the environment of mmdebstrap
+    folder: Path
     lists: Path  # a folder for apt's lists
     debs: Path  # a folder for the packages that apt downloads
     keyring: Path  # a copy that apt's own user can read
+
+    @contextlib.contextmanager
+    def running(self, onto: ExistingBase | None = None) -> Iterator[IO[bytes]]:
+        """The tar that mmdebstrap writes; see `command` and `running`."""
+        argv = command(self.recipe, self.environ, unprivileged=os.geteuid() != 0, place=self, onto=onto)
+        with running(argv, self.env, self.recipe, self.report) as tar:
+            yield tar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +99,8 @@ def build(
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with scratch(recipe, environ) as place:
-            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place)
-            with running(argv, place.env, recipe, report) as tar, store.writable():
+        with scratch(recipe, environ, report) as place:
+            with place.running() as tar, store.writable():
                 encoded = encode(IteratorFile(chain([dev_folder(recipe.epoch)], pieces_of(tar))), temporary)
             contents = inspect(temporary)
             debs = record_packages(contents.packages, encoded.digest, place.lists, place.debs, store)
@@ -200,30 +210,40 @@ def _upload(pins: Path) -> str:
 
 
 @contextlib.contextmanager
-def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]:
+def scratch(
+    recipe: BaseRecipe, environ: Mapping[str, str], report: Reporting = UNREPORTED
+) -> Iterator[Scratch]:
     """A temporary folder for mmdebstrap.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     keys = Path(sources_of(recipe, environ).keyring)
     _require(recipe, keys)
-    with temporary_folder("base") as place:
-        place.chmod(0o755)  # for apt and the root of the namespace, which are other users
-        folder = str(place)
+    with temporary_folder("base") as folder:
+        folder.chmod(0o755)  # for apt and the root of the namespace, which are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
-        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": folder, "TMPDIR": folder}
+        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(folder)}
         env |= {
-            "LC_ALL": "C.UTF-8",
             "SOURCE_DATE_EPOCH": str(recipe.epoch),
+            "LC_ALL": "C.UTF-8",
             "DEBIAN_FRONTEND": "noninteractive",
         }
-        lists, debs = Path(folder, "lists"), Path(folder, "archives")
+        lists, debs = folder / "lists", folder / "archives"
         lists.mkdir()
         debs.mkdir()
         # apt checks signatures as its own user, who may have no access to a home folder.
-        keyring = Path(shutil.copyfile(keys, Path(folder, f"keyring{keys.suffix}")))
+        keyring = Path(shutil.copyfile(keys, folder / f"keyring{keys.suffix}"))
         keyring.chmod(0o644)
-        yield Scratch(env=env, lists=lists, debs=debs, keyring=keyring)
+        yield Scratch(
+            recipe=recipe,
+            environ=environ,
+            report=report,
+            env=env,
+            folder=folder,
+            lists=lists,
+            debs=debs,
+            keyring=keyring,
+        )
 
 
 def _require(recipe: BaseRecipe, keyring: Path) -> None:

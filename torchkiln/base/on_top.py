@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.complaint import Unsolvable
-from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, running, scratch
-from torchkiln.base.recipe import BaseRecipe
+from torchkiln.base.mmdebstrap import ExistingBase, Scratch
 from torchkiln.base.tree_tar import dev_folder
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage
-from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 
 _PIN_PRIORITY = 1001  # from 1000 on, apt uses this version even if a newer one is available
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BaseWork:
-    """The recipe, the store and the scratch folder that mmdebstrap uses for work on a base."""
-
-    recipe: BaseRecipe
-    store: Store  # with the blobs of the layers
-    environ: Mapping[str, str]
-    place: Scratch
-    report: Reporting
-
-    @property
-    def folder(self) -> Path:
-        """The scratch folder."""
-        return Path(self.place.env["TMPDIR"])
-
-
-@contextmanager
-def base_work(
-    recipe: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting
-) -> Iterator[BaseWork]:
-    """Work on a base of *recipe*; its scratch folder is deleted at the end.
-
-    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
-    """
-    with scratch(recipe, environ) as place:
-        yield BaseWork(recipe=recipe, store=store, environ=environ, place=place, report=report)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,26 +33,26 @@ class Addition:
     hard_links: bool = False  # whether the layer may have hard links
 
 
-def layer_tar(addition: Addition, work: BaseWork) -> Path:
+def layer_tar(addition: Addition, place: Scratch, store: Store) -> Path:
     """Install the packages, and write the layer with all new and changed files to the scratch folder.
 
     Takes half a minute, and temporarily two gigabytes of that folder.
 
     :raises BuildFailed: the packages do not fit, mmdebstrap failed, or its result cannot be a layer.
     """
-    layer = work.folder / "layer.tar"
+    layer = place.folder / "layer.tar"
     try:
-        whole = _installed(addition, work)
+        whole = _installed(addition, place, store)
         with ExitStack() as opened:
-            blobs = [work.store.blob(artefact.digest) for artefact in addition.lower]
+            blobs = [store.blob(artefact.digest) for artefact in addition.lower]
             lower = [opened.enter_context(GZIP.open(blob)) for blob in blobs]
             upper = opened.enter_context(whole.open("rb"))
             out = opened.enter_context(layer.open("wb"))
-            mtime, hard_links = work.recipe.epoch, addition.hard_links
+            mtime, hard_links = place.recipe.epoch, addition.hard_links
             write_upper(lower, upper, out, mtime=mtime, hard_links=hard_links)
     except OSError as error:
         raise BuildFailed(
-            f"{addition.what} cannot be built in {work.folder.parent}: {error.strerror}",
+            f"{addition.what} cannot be built in {place.folder.parent}: {error.strerror}",
             hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
         ) from error
     whole.unlink()
@@ -92,7 +61,8 @@ def layer_tar(addition: Addition, work: BaseWork) -> Path:
 
 def existing(
     lower: Iterable[LockedBase | LockedTools],
-    work: BaseWork,
+    place: Scratch,
+    store: Store,
     *,
     packages: tuple[str, ...] = (),
     debs: Path | None = None,
@@ -102,10 +72,10 @@ def existing(
     layers, pinned = list[Path](), list[OsPackage]()
     for artefact in lower:
         # A copy, because the root of a user namespace may have no access to the cache.
-        copy = work.folder / f"{len(layers)}.tar.gz"
-        layers.append(Path(shutil.copyfile(work.store.blob(artefact.digest), copy)))
+        copy = place.folder / f"{len(layers)}.tar.gz"
+        layers.append(Path(shutil.copyfile(store.blob(artefact.digest), copy)))
         pinned += artefact.packages
-    path = work.folder / "pins"
+    path = place.folder / "pins"
     path.write_text(pins(pinned))
     return ExistingBase(layers=tuple(layers), pins=path, packages=packages, debs=debs, queries=queries)
 
@@ -118,14 +88,13 @@ def pins(packages: Iterable[OsPackage]) -> str:
     )
 
 
-def _installed(addition: Addition, work: BaseWork) -> Path:
+def _installed(addition: Addition, place: Scratch, store: Store) -> Path:
     """The tar of the whole system, layers and packages."""
-    onto = existing(addition.lower, work, packages=addition.packages, debs=addition.debs)
-    argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
-    whole = work.folder / "whole.tar"
+    onto = existing(addition.lower, place, store, packages=addition.packages, debs=addition.debs)
+    whole = place.folder / "whole.tar"
     try:
-        with running(argv, work.place.env, work.recipe, work.report) as tar, whole.open("wb") as out:
-            out.write(dev_folder(work.recipe.epoch))
+        with place.running(onto) as tar, whole.open("wb") as out:
+            out.write(dev_folder(place.recipe.epoch))
             shutil.copyfileobj(tar, out, 1 << 20)
     except Unsolvable as error:
         on = addition.lower[-1].digest[:19]

@@ -15,7 +15,8 @@ from torchkiln.base import artefact
 from torchkiln.base.archive import record_packages
 from torchkiln.base.artefact import ArtefactSpec
 from torchkiln.base.contents import inspect
-from torchkiln.base.on_top import Addition, base_work, layer_tar
+from torchkiln.base.mmdebstrap import scratch
+from torchkiln.base.on_top import Addition, layer_tar
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import record_effects, remade
 from torchkiln.base.sources import key_of, sources_of
@@ -96,12 +97,11 @@ def build(
         hint=_UPGRADE,
     )
     try:
-        with base_work(wanted, store, environ, report) as work:
-            layer = layer_tar(addition, work)
+        with scratch(wanted, environ, report) as place:
+            layer = layer_tar(addition, place, store)
             with store.writable():
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
-            place = work.place
             debs = record_packages(tools.packages, encoded.digest, place.lists, place.debs, store)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))

@@ -6,7 +6,6 @@ it would do is read from the output of `apt-get --simulate`.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -15,8 +14,8 @@ from pathlib import Path
 
 from torchkiln.base.archive import read_dates, read_lists
 from torchkiln.base.debs import keep, missing
-from torchkiln.base.mmdebstrap import DEBS, PINS, command, running
-from torchkiln.base.on_top import BaseWork, base_work, existing
+from torchkiln.base.mmdebstrap import DEBS, PINS, Scratch, scratch
+from torchkiln.base.on_top import existing
 from torchkiln.base.recipe import recipe
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.model.apt import OsLayers
@@ -113,8 +112,8 @@ def resolve(
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     wanted, names = recipe(layers.base.os), tuple(requested)
-    with base_work(wanted, store, environ, report) as work:
-        plan, freely, files = work.folder / "plan", work.folder / "freely", work.folder / "debs"
+    with scratch(wanted, environ, report) as place:
+        plan, freely, files = place.folder / "plan", place.folder / "freely", place.folder / "debs"
         files.mkdir()
         script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
         out = (
@@ -122,15 +121,15 @@ def resolve(
             _out("download", _FREELY, freely),
             _out("sync-out", DEBS, files),
         )
-        _ask(work, layers, (script, *out))
+        _ask(place, store, layers, (script, *out))
         added = _demanded(names, layers, plan, freely).added
-        debs = read_lists(work.place.lists, added)
+        debs = read_lists(place.lists, added)
         if lost := {package.name for package in added} - {deb.name for deb in debs}:
             raise BuildFailed(
                 f"the index of the archive of {wanted.os} has no sha256 of: {', '.join(sorted(lost))}",
                 hint="use another mirror",
             )
-        dates = read_dates(work.place.lists)
+        dates = read_dates(place.lists)
         keep(files, debs, store)
     if lost_files := missing(debs, store):
         raise BuildFailed(
@@ -144,10 +143,8 @@ def _out(how: str, inside: str, outside: Path) -> str:
     return f"{how} {inside} {shlex.quote(str(outside))}"
 
 
-def _ask(work: BaseWork, layers: OsLayers, queries: tuple[str, ...]) -> None:
-    onto = existing(layers.artefacts, work, queries=queries)
-    argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
-    with running(argv, work.place.env, work.recipe, work.report) as nothing:
+def _ask(place: Scratch, store: Store, layers: OsLayers, queries: tuple[str, ...]) -> None:
+    with place.running(existing(layers.artefacts, place, store, queries=queries)) as nothing:
         while nothing.read(1 << 16):
             pass
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from torchkiln.base.contents import inspect
 from torchkiln.base.debs import RECORDS, write_repository
-from torchkiln.base.on_top import Addition, BaseWork, base_work, layer_tar
+from torchkiln.base.mmdebstrap import Scratch, scratch
+from torchkiln.base.on_top import Addition, layer_tar
 from torchkiln.base.recipe import CLEANING, ON_TOP, recipe
 from torchkiln.base.remake import APT_EFFECTS, blob_of, debs_of, mismatch, record_effects, remade
 from torchkiln.base.sources import SNAPSHOT, snapshot_of, sources_of, variables
@@ -212,16 +213,16 @@ def _installed(
     """The layer of *debs*, which are in *store*: from the cache, or by mmdebstrap."""
 
     def install() -> MadeApt:
-        with base_work(recipe(layers.base.os), store, environ, report) as work:
-            return _install(requested, debs, layers, work)
+        with scratch(recipe(layers.base.os), environ, report) as place:
+            return _install(requested, debs, layers, store, place)
 
     return _recorded(_key_of_installing(requested, debs, layers), store, install)
 
 
 def _install(
-    requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, work: BaseWork
+    requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, store: Store, place: Scratch
 ) -> MadeApt:
-    store, folder = work.store, work.folder / "debs"
+    folder = place.folder / "debs"
     addition = Addition(
         what="the OS packages",
         packages=requested,
@@ -235,10 +236,10 @@ def _install(
         write_repository(folder, debs, store)
     except OSError as error:
         raise BuildFailed(
-            f"the OS packages cannot be unpacked in {work.folder.parent}: {error.strerror}",
+            f"the OS packages cannot be unpacked in {place.folder.parent}: {error.strerror}",
             hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
         ) from error
-    layer = layer_tar(addition, work)
+    layer = layer_tar(addition, place, store)
     temporary = store.temporary("apt")
     try:
         with store.writable():
