@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import OsPackage
@@ -38,10 +37,11 @@ def inspect(blob: Path, *, name: str = "") -> BaseContents:
     faults = []
     try:
         with GZIP.open(blob) as stream:
-            for entry, data in _walk(stream):
+            tar = TarReader(pieces_of(stream))
+            for entry in tar:
                 faults += [f"{name}: {fault}" for fault in _faults(entry)]
-                if entry.path == _STATUS and data is not None:
-                    status = data.decode(errors="replace")
+                if entry.path == _STATUS and entry.size <= _LIMIT:
+                    status = b"".join(tar.content()).decode(errors="replace")
     except (OSError, EOFError, ValueError) as error:
         raise BuildFailed(
             f"{name}: not the tar of a base: {error}", hint="build a base: torchkiln base build"
@@ -80,14 +80,6 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
         if re.fullmatch(r"python3\.\d+-minimal", package.name):
             return re.split(r"[-+~]", package.version)[0]
     raise BuildFailed("the base has no Python", hint="build a base: torchkiln base build")
-
-
-def _walk(stream: BinaryIO) -> Iterator[tuple[TarEntry, bytes | None]]:
-    """Each entry, with its data if `inspect` reads it, else None."""
-    tar = TarReader(pieces_of(stream))
-    for entry in tar:
-        wanted = entry.kind == "file" and entry.path == _STATUS and entry.size <= _LIMIT
-        yield entry, b"".join(tar.content()) if wanted else None
 
 
 def _faults(entry: TarEntry) -> Iterator[str]:

@@ -152,8 +152,14 @@ def command(
     if onto:
         variant, packages = "custom", onto.packages
         if onto.debs:
-            setup, restore = _source_hooks(f"echo {shlex.quote(_local(onto.debs))} >{_SOURCES}")
-        setup = (*(_unpacking(layer) for layer in onto.layers), _upload(onto.pins), *setup)
+            # The hashes of the files in this folder were checked before.
+            line = f"deb [trusted=yes] copy://{quote(str(onto.debs))} ./"
+            setup, restore = _source_hooks(f"echo {shlex.quote(line)} >{_SOURCES}")
+        setup = (
+            *(_unpacking(layer) for layer in onto.layers),
+            f"upload {shlex.quote(str(onto.pins))} {PINS}",
+            *setup,
+        )
         hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
         if onto.queries:
             restore, hooks = (), onto.queries
@@ -193,20 +199,11 @@ def _source_hooks(change: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (f"cp -p {_SOURCES} {_SOURCES}.default && {change}",), (f"mv {_SOURCES}.default {_SOURCES}",)
 
 
-def _local(debs: Path) -> str:
-    """The sources.list line for the folder *debs*; the hashes of its files were checked before."""
-    return f"deb [trusted=yes] copy://{quote(str(debs))} ./"
-
-
 def _unpacking(layer: Path) -> str:
     return (
         f'tar --extract --gzip --file={shlex.quote(str(layer))} --directory="$1"'
         " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'"
     )
-
-
-def _upload(pins: Path) -> str:
-    return f"upload {shlex.quote(str(pins))} {PINS}"
 
 
 @contextlib.contextmanager

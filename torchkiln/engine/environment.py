@@ -39,12 +39,13 @@ def open_environment(
     :raises ConfigError: the name of a vault is invalid.
     """
     archives: ArchiveSource = CudaArchives(os.environ)
+    index: Fetcher = LazyIndex(store)
     if os.environ.get(VARIABLE):
         from torchkiln.vault.places import vaults_of  # imported here because it loads slowly
-        from torchkiln.vault.sources import VaultArchives
+        from torchkiln.vault.sources import VaultArchives, VaultFetcher
 
-        archives = VaultArchives(vaults_of(os.environ), archives)
-    index = with_vaults(LazyIndex(store), os.environ)
+        vaults = vaults_of(os.environ)
+        archives, index = VaultArchives(vaults, archives), VaultFetcher(vaults, index)
     return Environment(
         store=store, fetcher=index, archives=archives, observer=observer, say=say, on_layer=on_layer
     )

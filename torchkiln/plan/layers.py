@@ -8,8 +8,8 @@ then torch and the rest. Names of NVIDIA's packages may have a CUDA suffix (nvid
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.device_code import DeviceCode
@@ -31,12 +31,6 @@ _ANY_PYTHON = re.compile(r"-(py2\.)?py3-none-[^-]+\.whl$")
 _NAMED_IN_TITLE = 5  # more wheels are counted in a title, not named
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Family:
-    title: str
-    includes: Callable[[str], bool]
-
-
 def _is_nvidia(name: str) -> bool:
     return name.startswith(("nvidia-", "cuda-")) and name not in _BINDINGS
 
@@ -50,16 +44,15 @@ def _is_toolkit(name: str) -> bool:
     return _is_nvidia(name) and _stem(name) in _TOOLKIT
 
 
-_FAMILIES = (
-    _Family(
-        title="CUDA libraries", includes=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_VERSIONS
-    ),
-    _Family(title="NVIDIA libraries", includes=_is_nvidia),
-    _Family(title="triton", includes=lambda name: name in {"triton", "pytorch-triton"}),
-    _Family(title="torch", includes=lambda name: name == "torch"),
-    _Family(title="packages", includes=_PACKAGES.__contains__),
-    _Family(title="dependencies", includes=lambda _name: True),
-)
+# Title of a family -> whether it includes a wheel; the first that does.
+_FAMILIES: Mapping[str, Callable[[str], bool]] = {
+    "CUDA libraries": lambda name: _is_nvidia(name) and _stem(name) not in _OWN_VERSIONS,
+    "NVIDIA libraries": _is_nvidia,
+    "triton": {"triton", "pytorch-triton"}.__contains__,
+    "torch": "torch".__eq__,
+    "packages": _PACKAGES.__contains__,
+    "dependencies": lambda _: True,
+}
 
 
 def made_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
@@ -113,14 +106,13 @@ def wheel_layers(
         that the images of all Pythons on one base share these layers.
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
-    families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
+    families: dict[str, list[LockedWheel]] = {title: [] for title in _FAMILIES}
     toolkit: list[LockedWheel] = []
     for wheel in _checked(wheels):
         if _is_toolkit(wheel.name):
             toolkit.append(wheel)
         else:
-            family = next(family for family in _FAMILIES if family.includes(wheel.name))
-            families[family.title].append(wheel)
+            families[next(title for title, has in _FAMILIES.items() if has(wheel.name))].append(wheel)
     runtime = (layer for title, members in families.items() for layer in _layers(title, members, python))
     layers = (*runtime, *_layers("CUDA toolkit", toolkit, python))
     return tuple(replace(layer, python=base) if base and _is_shared(layer) else layer for layer in layers)
