@@ -166,8 +166,7 @@ class Fresh:
 
 def present_base(os_name: str = "debian12") -> LockedBase:
     """The committed base, or if it cannot be had, that of today's archive; it is in the user's cache."""
-    locked = committed_base(os_name)
-    return artefact.ensure(locked, Store(cache_root()), environ=os.environ)[0]
+    return artefact.ensure(committed_base(os_name), Store(cache_root()), environ=os.environ)[0]
 
 
 def cached_base(base: LockedBase, folder: Path) -> Store:

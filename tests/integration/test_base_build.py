@@ -87,8 +87,7 @@ def members(base: LockedBase, store: Store) -> Iterator[tuple[tarfile.TarInfo, b
 
 def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None:
     """Copy the base to the user's cache if it is the locked one, because a build takes over a minute."""
-    own = committed_base()
-    if base == own and not user_cache.has_blob(base.digest, base.size):
+    if base == committed_base() and not user_cache.has_blob(base.digest, base.size):
         blob = Path(shutil.copy(store.blob(base.digest), user_cache.temporary("base")))
         user_cache.adopt(blob, user_cache.blob(base.digest))
 
@@ -101,7 +100,7 @@ def test_the_same_packages_give_the_same_bytes(
     """The base is that of the lock, from another build; if Debian's packages have changed, build twice."""
     base, _ = fresh
     other = committed_base()
-    if other is None or other.packages != base.packages:
+    if other.packages != base.packages:
         other = build(recipe("debian12"), Store(tmp_path), environ=held)
 
     assert base == other

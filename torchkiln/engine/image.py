@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -158,11 +158,6 @@ def convert(
     from torchkiln.engine.worker import cores  # imported here because it loads slowly
 
     cancelled = threading.Event()
-
-    def cancel_others(future: Future[ImageLayer]) -> None:
-        if future.exception():
-            cancelled.set()
-
     largest_first = sorted(set(layers), key=lambda layer: (-layer.blob.size, layer.blob.digest))
     with ThreadPoolExecutor(min(cores(), target.max_parallel), "compress") as pool:
         try:
@@ -170,13 +165,13 @@ def convert(
                 layer: pool.submit(_converted, target, layer, store, observer, cancelled)
                 for layer in largest_first
             }
-            for future in running.values():
-                future.add_done_callback(cancel_others)
-            # A cancelled conversion is not the cause of the failure.
-            failed = [error for future in running.values() if (error := future.exception())]
+            for future in as_completed(running.values()):
+                if future.exception():
+                    cancelled.set()
         finally:
             cancelled.set()  # ends running conversions after an interrupt: the pool waits for them
-    if failed:
+    if failed := [error for future in running.values() if (error := future.exception())]:
+        # A cancelled conversion is not the cause of the failure.
         raise next((error for error in failed if not isinstance(error, Cancelled)), failed[0])
     return tuple(running[layer].result() for layer in layers)
 

@@ -24,9 +24,9 @@ from types import TracebackType
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.worker import Task, WheelInput, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.plan import WheelLayer
 from torchkiln.model.progress import Work
 from torchkiln.model.recipe import ImagePython
 from torchkiln.util.files import private_folder
@@ -46,16 +46,13 @@ class Job:
     """A layer to make; `recorded` is the blob in the lock."""
 
     key: str
-    title: str
-    wheels: tuple[LockedWheel, ...]
-    python: ImagePython
+    layer: WheelLayer
     recorded: Blob | None = None
-    device_code: DeviceCode | None = None  # the device code that the libraries keep; None: all
 
     @property
     def size(self) -> int:
         """Bytes of its wheels."""
-        return sum(wheel.size for wheel in self.wheels)
+        return sum(wheel.size for wheel in self.layer.wheels)
 
 
 class Scheduler:
@@ -114,7 +111,7 @@ class Scheduler:
             for slot, job in running.values():
                 if count := self._progress[slot] - reported[slot]:
                     reported[slot] += count
-                    self._observer.advance("convert", job.title, count)
+                    self._observer.advance("convert", job.layer.title, count)
             # Successful jobs first. A cancelled job is not the cause of the failure.
             for future in sorted(done, key=lambda future: future.exception() is not None):
                 if isinstance(future.exception(), Cancelled):
@@ -123,7 +120,7 @@ class Scheduler:
                     yield running[future][1], *future.result()
         if cancelled:
             raise BuildFailed(
-                f"a wheel of layer {cancelled.title!r} was truncated while it was read",
+                f"a wheel of layer {cancelled.layer.title!r} was truncated while it was read",
                 hint="check for other processes that write to the cache, and run it again",
             )
 
@@ -133,11 +130,11 @@ class Scheduler:
         self._outs.append(out)
         try:
             with ExitStack() as locks:
-                for sha256 in sorted(wheel.sha256 for wheel in job.wheels):
-                    what = f"makes layer {job.title}"
+                for sha256 in sorted(wheel.sha256 for wheel in job.layer.wheels):
+                    what = f"makes layer {job.layer.title}"
                     locks.enter_context(self._store.lock(f"wheel-{sha256}", what, check=self._check))
                 written = self._make_with_retry(slot, job, out)
-                for wheel in job.wheels:
+                for wheel in job.layer.wheels:
                     if not self._store.has_wheel(wheel):
                         self._store.adopt(self._store.part(wheel), self._store.wheel(wheel))
             complete = True
@@ -147,7 +144,7 @@ class Scheduler:
             raise
         except WorkerDied as error:
             raise BuildFailed(
-                f"a worker process was killed while it made layer {job.title!r}",
+                f"a worker process was killed while it made layer {job.layer.title!r}",
                 hint="probably out of memory: see dmesg",
             ) from error
         finally:
@@ -157,7 +154,7 @@ class Scheduler:
 
     def _make_with_retry(self, slot: int, job: Job, out: Path) -> Blob:
         """`_make`, retried once without cached wheels: a damaged file of an earlier run may be the cause."""
-        cached = {wheel.filename for wheel in job.wheels if self._is_cached(wheel)}
+        cached = {wheel.filename for wheel in job.layer.wheels if self._is_cached(wheel)}
         try:
             return self._make(slot, job, out)
         except BadWheel as error:
@@ -171,7 +168,7 @@ class Scheduler:
 
     def _delete(self, job: Job, filename: str) -> None:
         """Delete the cached file of a wheel, so that its download starts again."""
-        for wheel in job.wheels:
+        for wheel in job.layer.wheels:
             if wheel.filename == filename:
                 self._store.part(wheel).unlink(missing_ok=True)
                 self._store.wheel(wheel).unlink(missing_ok=True)
@@ -183,9 +180,9 @@ class Scheduler:
 
     def _make(self, slot: int, job: Job, out: Path) -> Blob:
         """Make the blob; a single large wheel is converted during its download."""
-        if len(job.wheels) > 1:
+        if len(job.layer.wheels) > 1:
             return self._submit(slot, job, self._prepared(job), out).result()
-        (wheel,) = job.wheels
+        (wheel,) = job.layer.wheels
         if self._store.has_wheel(wheel):
             return self._submit(slot, job, [self._fetch(wheel)], out).result()
         if slot >= _TRAILING:
@@ -209,31 +206,31 @@ class Scheduler:
         """The complete wheels of a shared layer, with their byte-code in the cache."""
         compiled = []
         # The largest first: as the last one, it would keep only one core busy.
-        largest_first = sorted(job.wheels, key=lambda wheel: -wheel.size)
+        largest_first = sorted(job.layer.wheels, key=lambda wheel: -wheel.size)
         fetched = {self._small.submit(self._fetch, wheel): wheel for wheel in largest_first}
         for future in concurrent.futures.as_completed(fetched):
-            task = (future.result(), self._store.root, job.python, self._interpreters[job.python])
+            task = (future.result(), self._store.root, job.layer.python, self._interpreters[job.layer.python])
             compiled.append(self._workers.submit(compile_wheel, *task))
         for bytecode in compiled:
             bytecode.result()
         inputs = {wheel: future.result() for future, wheel in fetched.items()}
-        return [inputs[wheel] for wheel in job.wheels]
+        return [inputs[wheel] for wheel in job.layer.wheels]
 
     def _submit(self, slot: int, job: Job, inputs: list[WheelInput], out: Path) -> Future[Blob]:
-        self._observer.begin("convert", job.title, job.size)
+        self._observer.begin("convert", job.layer.title, job.size)
         started = time.monotonic()
         conversion = Task(
             slot=slot,
             inputs=tuple(inputs),
             cache=self._store.root,
-            python=job.python,
-            interpreter=self._interpreters[job.python],
+            python=job.layer.python,
+            interpreter=self._interpreters[job.layer.python],
             out=out,
             recorded=job.recorded,
-            device_code=job.device_code,
+            device_code=job.layer.device_code,
         )
         future = self._workers.submit(make_layer, conversion)
-        future.add_done_callback(lambda _: self._done("convert", job.title, started))
+        future.add_done_callback(lambda _: self._done("convert", job.layer.title, started))
         return future
 
     def _fetch(self, wheel: LockedWheel) -> WheelInput:

@@ -45,24 +45,15 @@ def make_wheel_layers(
                 environment.on_layer(known)
                 waited.append(spec.title)
             else:
-                jobs.append(
-                    Job(
-                        key=key,
-                        title=spec.title,
-                        wheels=spec.wheels,
-                        python=spec.python,
-                        recorded=recorded.get(spec.title),
-                        device_code=spec.device_code,
-                    )
-                )
+                jobs.append(Job(key=key, layer=spec, recorded=recorded.get(spec.title)))
         if jobs:
             _check_sandbox(environment, foreign=foreign)
-        pythons = {job.python for job in jobs}
+        pythons = {job.layer.python for job in jobs}
         argv = {python: _interpreter(python, plan.locked, environment.store) for python in pythons}
         with Scheduler(environment, interpreters=argv) as scheduler:
             for job, blob, path in scheduler.run(jobs):
-                store_layer(keys[job.key], blob, path, store, verified=blob != job.recorded)
-                made[keys[job.key]] = blob
+                store_layer(job.layer, blob, path, store, verified=blob != job.recorded)
+                made[job.layer] = blob
                 environment.on_layer(blob)
             return made, scheduler.seconds, waited
 

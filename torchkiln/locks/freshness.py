@@ -59,10 +59,8 @@ def staleness(
     reasons = []
     if reason := outdated(locked, resolution, bound):
         reasons.append(reason)
-    if base is not None and base.digest != locked.base.digest:
-        reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
-    elif base is not None and base != locked.base:
-        reasons.append("its base has the digest of base.json, but other values")
+    if base is not None and base != locked.base:
+        reasons.append(f"its base ({locked.base.digest[:19]}…) differs from base.json ({base.digest[:19]}…)")
     elif tools is not None and tools != locked.tools:
         reasons.append(f"its tools differ from {tools.name}.json")
     file = images / tag_of(resolution) / "requirements.txt"
