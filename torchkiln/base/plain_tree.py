@@ -56,6 +56,20 @@ _OPEN: Mapping[str, Callable[[BinaryIO], object]] = {
 }
 
 
+@contextmanager
+def damage(what: str, hint: str = "") -> Iterator[None]:
+    """Convert an error about damaged data in the `with` block, but not one of the disk.
+
+    :raises BuildFailed: *what*, and the reason.
+    """
+    try:
+        yield
+    except (lzma.LZMAError, zstd.ZstdError, *DAMAGED) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise BuildFailed(f"{what}: {error}", hint=hint) from error
+
+
 class Spool:
     """A temporary file for the contents of a tree; thread-safe."""
 
@@ -243,26 +257,20 @@ def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile],
 
     :raises BuildFailed: its hash differs, or it is not a valid .deb file, also while the tar is read.
     """
-    try:
+    hint = "run: torchkiln cache verify --repair"
+    with damage(f"{deb.filename}: not a valid .deb file", hint):
         data = path.read_bytes()
         if (found := hashlib.sha256(data).hexdigest()) != deb.sha256:
             raise ValueError(f"checksum mismatch: sha256 {found}, {deb.sha256} in the lock")
         members = dict(_members(data))
-        control = _tar_of(members, "control.tar")
         files = {}
-        reader = TarReader(pieces_of(control))
+        reader = TarReader(pieces_of(_tar_of(members, "control.tar")))
         for entry in reader:
             if entry.kind == "file":
                 files[entry.path] = ControlFile(entry, b"".join(reader.content()))
         if "control" not in files:
             raise ValueError("it has no control file")
         yield files, _tar_of(members, "data.tar")
-    except (lzma.LZMAError, zstd.ZstdError, *DAMAGED) as error:
-        if isinstance(error, OSError) and error.errno:  # of the disk, not of the file
-            raise
-        raise BuildFailed(
-            f"{deb.filename}: not a valid .deb file: {error}", hint="run: torchkiln cache verify --repair"
-        ) from error
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:

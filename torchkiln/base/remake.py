@@ -28,7 +28,7 @@ from torchkiln.base.effects import (
     with_effects,
 )
 from torchkiln.base.interpreter import LIBRARIES, Interpreter, extract_python_of, interpreter
-from torchkiln.base.plain_tree import DebPath, Spool, Tree, UnpackRules, plain_tree, tree_of
+from torchkiln.base.plain_tree import DebPath, Spool, Tree, UnpackRules, damage, plain_tree, tree_of
 from torchkiln.base.recipe import recipe
 from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
 from torchkiln.errors import BuildFailed, ConfigError
@@ -39,7 +39,6 @@ from torchkiln.model.lock import DebFile, LockedBase, LockedTools
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
-from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import IteratorFile, TarReader, pieces_of
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, write_atomic
@@ -71,14 +70,10 @@ def remake(
     :raises BuildFailed: a file cannot be had, or the result is not *locked*.
     """
     with _scratch(store) as (folder, spool):
-        try:
+        with damage(f"the effects of {locked.digest[:19]} are damaged"):
             plain = plain_tree(debs, path_of, effects.rules, spool)
             compiled = _compiling(base, plain if base is locked else None, store, folder)
             tree = with_effects(plain, effects, compiled)
-        except DAMAGED as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise BuildFailed(f"the effects of {locked.digest[:19]} are damaged: {error}") from error
         temporary = folder / "blob"
         made = encode(IteratorFile(_tar(tree, effects)), temporary)
         if made != blob_of(locked):
@@ -290,15 +285,9 @@ def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
 
     :raises BuildFailed: the blob is damaged.
     """
-    try:
-        with GZIP.open(store.blob(artefact.digest)) as stream:
-            yield stream
-    except DAMAGED as error:
-        if isinstance(error, OSError) and error.errno:  # of the disk, not of the blob
-            raise
-        raise BuildFailed(
-            f"{store.blob(artefact.digest)} is damaged: {error}", hint="run: torchkiln cache verify --repair"
-        ) from error
+    blob = store.blob(artefact.digest)
+    with damage(f"{blob} is damaged", "run: torchkiln cache verify --repair"), GZIP.open(blob) as stream:
+        yield stream
 
 
 def _tar(tree: Tree, effects: Effects) -> Iterator[bytes]:

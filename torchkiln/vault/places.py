@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -169,23 +168,19 @@ class RegistryVault:
 
     def __init__(self, repository: Repository, environ: Mapping[str, str]) -> None:
         self._repository, self._environ = repository, environ
-        self.name, self._opening = f"{SCHEME}{repository}", threading.Lock()
+        self.name = f"{SCHEME}{repository}"
         self._lost: RegistryError | None = None
 
     @cached_property
     def _registry(self) -> Registry:
         return open_registry(self._repository, self._environ)
 
-    def _open(self) -> Registry:
-        with self._opening:
-            return self._registry
-
     def has(self, digest: Digest, size: int) -> bool:
         blob = Blob(digest=digest, source=b"", size=size)
         if self._lost:  # each request to a registry that does not answer takes seconds
             raise self._lost
         try:
-            return Delivery(self._open(), self._repository).is_there(blob)
+            return Delivery(self._registry, self._repository).is_there(blob)
         except RegistryError as error:
             self._lost = error
             raise
@@ -193,28 +188,28 @@ class RegistryVault:
     def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
         if not self.has(digest, size):
             return False
-        RepositoryReader(self._open(), self._repository).fetch(digest, size, path, on_progress)
+        RepositoryReader(self._registry, self._repository).fetch(digest, size, path, on_progress)
         return True
 
     def prepare(self) -> None:
-        self._open().check()
+        self._registry.check()
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
         blob = Blob(digest=digest, source=path, size=size)
-        Delivery(self._open(), self._repository).deliver(blob, (), lambda _: None)
+        Delivery(self._registry, self._repository).deliver(blob, (), lambda _: None)
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
-        registry = self._open()
+        registry = self._registry
         blob = document(config)
         Delivery(registry, self._repository).deliver(blob, (), lambda _: None)
         put(registry, self._repository, manifest, tag)
 
     def tags(self) -> dict[str, bytes]:
-        reader = RepositoryReader(self._open(), self._repository)
+        reader = RepositoryReader(self._registry, self._repository)
         return {tag: found.data for tag in reader.tags() if (found := reader.manifest(tag))}
 
     def untag(self, tag: str) -> None:
-        registry = self._open()
+        registry = self._registry
         if delete_tag(registry, self._repository, tag):
             return
         digest = RepositoryReader(registry, self._repository).digest(tag)  # some only delete by digest
