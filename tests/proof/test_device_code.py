@@ -20,7 +20,7 @@ from tests.fuzz import fatbin_target
 from tests.needs import needs_cuobjdump, nightly
 from torchkiln.device_code.cut import dead_ranges
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.fetched import fetched
+from torchkiln.engine.prefetch import fetched
 from torchkiln.index.package_index import open_index
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent

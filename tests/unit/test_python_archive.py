@@ -12,8 +12,7 @@ import pytest
 from tests.layers import tree_of_layer
 from tests.python_builds import HARD, HEADER, LINK, PROGRAM, SMALL, Entries, archive_in
 from tests.roots import entry, tar_of
-from torchkiln.base.python_archive import PythonFiles, read_python
-from torchkiln.base.python_layer import layer_tar, sources
+from torchkiln.base.python_archive import PythonFiles, layer_tar, read_python, sources
 from torchkiln.errors import BadArchive
 from torchkiln.model.recipe import WHEEL_EPOCH
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from torchkiln.engine.cuda_layers import lay_out
 from torchkiln.engine.dependencies import check_metadata
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.fetched import fetched
+from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import BuildFailed
 from torchkiln.locks.file import requirements_txt
 from torchkiln.model.digest import Digest, parse_digest

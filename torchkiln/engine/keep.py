@@ -16,7 +16,7 @@ from torchkiln.base import archive
 from torchkiln.base.effects import to_bytes
 from torchkiln.base.remake import Made, debs_of, learn, read_effects
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.fetched import fetched
+from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import BuildFailed, NotListed, VerificationFailed
 from torchkiln.index.pages import Pages
 from torchkiln.locks.file import LIMIT, from_json, lock_digest, to_json

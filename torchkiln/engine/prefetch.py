@@ -1,4 +1,4 @@
-"""Downloads wheels while base and tools are built, and gets unknown sizes from the index."""
+"""Downloads wheels: one, or many while base and tools are built; and gets unknown sizes from the index."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+from torchkiln.engine.environment import Environment
 from torchkiln.engine.records import record_of
 from torchkiln.errors import BuildFailed, NotListed
+from torchkiln.index.verified import fetch_verified
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
@@ -70,6 +73,28 @@ def all_missing(plan: ImagePlan, store: Store, fetcher: Fetcher, first: NotListe
     head = f"{len(reasons)} of {len(wheels)} wheels were not found"
     more = [f"and {len(reasons) - _NAMED} more"] if reasons[_NAMED:] else []
     return NotListed("\n".join((head, *reasons[:_NAMED], *more)), hint=first.hint)
+
+
+def fetched(file: LockedWheel, environment: Environment) -> Path:
+    """The path of *file* in the store, downloaded and verified if it is missing.
+
+    :raises BuildFailed: the downloaded file is not the locked wheel, or it cannot be downloaded.
+    """
+    store, observer = environment.store, environment.observer
+    with store.lock(f"wheel-{file.sha256}", f"fetches {file.filename}"):
+        if store.has_wheel(file):
+            return store.wheel(file)
+        part = store.part(file)
+        private_folder(part.parent)
+        observer.begin("download", file.filename, file.size)
+        fetch_verified(
+            environment.fetcher.fetch,
+            file,
+            part,
+            on_progress=lambda count: observer.advance("download", file.filename, count),
+        )
+        observer.end("download", file.filename)
+        return store.adopt(part, store.wheel(file))
 
 
 @contextmanager

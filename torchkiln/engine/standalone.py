@@ -19,8 +19,7 @@ from torchkiln.base import artefact
 from torchkiln.base.confined import ConfinedPython, require_sandbox
 from torchkiln.base.debs import sha256_of
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
-from torchkiln.base.python_archive import PythonFiles, read_python
-from torchkiln.base.python_layer import content_of, layer_tar, sources
+from torchkiln.base.python_archive import PythonFiles, content_of, layer_tar, read_python, sources
 from torchkiln.base.remake import scratch_folder
 from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
 from torchkiln.model.cell import PythonArchive

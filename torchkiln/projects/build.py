@@ -15,7 +15,7 @@ from torchkiln.engine import image as image_build
 from torchkiln.engine.build import BuildOptions, build
 from torchkiln.engine.cache_claims import build_needs, remember_image
 from torchkiln.engine.environment import Environment, with_vaults
-from torchkiln.engine.fetched import fetched
+from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import Stale
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import lock_digest

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.fetched import fetched
+from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.index.settings import IndexSettings, index_settings, redact
 from torchkiln.index.uv import private_folder
