@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torchkiln.sbom.statements import document_of, sbom_statement
-
 from tests import sboms
 from tests.arranged_documents import TAG
 from tests.document_strategies import json_bytes
@@ -25,7 +23,7 @@ from torchkiln.attest.publication import publication, published_names, reason_of
 from torchkiln.attest.signers import Trust, bundled
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
-from torchkiln.base import archive, artefact, effects, keeping
+from torchkiln.base import archive, artefact, effects
 from torchkiln.errors import ConfigError, KilnError, Stale, VerificationFailed
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import clear, judge
@@ -37,7 +35,7 @@ from torchkiln.oci.documents import descriptors, diff_ids, read_document
 from torchkiln.registry.credentials import find_login
 from torchkiln.registry.reading import Document
 from torchkiln.registry.reference import Repository
-from torchkiln.sbom.cyclonedx import cyclonedx
+from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
@@ -133,7 +131,7 @@ READERS: Mapping[str, DocumentReader] = {
     ),
     "tools": DocumentReader(
         sound=(ROOT / "images/base-debian12/devel.json").read_bytes(),
-        read=lambda data: keeping.from_json(LockedTools, data, where="x"),
+        read=lambda data: artefact.from_json(data, LockedTools),
         refusal=ConfigError,
         strict=True,
     ),
@@ -161,7 +159,7 @@ READERS: Mapping[str, DocumentReader] = {
     "names": _statement(publication(TAG, IMAGE, ["v1"]), published_names),
     "signed report": _statement(statement_of(report()), report_of, KilnError),
     "signed SBOM": _statement(
-        sbom_statement(sboms.bill()), lambda one, where: listed(document_of(one), where=where)
+        sbom_statement(sboms.bill()), lambda one, where: listed(one.predicate.encode(), where=where)
     ),
     "envelope": DocumentReader(sound=_ENVELOPE, read=lambda data: decode(data, where="x")),
     "bundle": DocumentReader(
