@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torchkiln.engine import scheduler
+from torchkiln.engine import wheel_layers
 from torchkiln.index.download import Downloads, open_downloads
 from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedCell
@@ -22,7 +22,7 @@ from torchkiln.store.store import Store
 
 def streams() -> int:
     """The maximum number of concurrent connections of torchkiln's build."""
-    return scheduler._STREAMS + scheduler._SMALL_STREAMS
+    return wheel_layers._STREAMS + wheel_layers._SMALL_STREAMS
 
 
 def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int, *options: str) -> None:

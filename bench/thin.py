@@ -14,7 +14,7 @@ from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 from bench.warm import STATE
 from torchkiln.locks.lock import save
-from torchkiln.model.layer_format import LAYER_FORMATS
+from torchkiln.model.layer import LAYER_FORMATS
 
 _GPUS = ("--gpus", "9.0")
 _FULL, _THIN, _OWN = "for all GPUs", "thin", "thin, own use"

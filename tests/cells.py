@@ -23,8 +23,7 @@ from torchkiln.matrix.os_tools import TOOLS
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest
-from torchkiln.model.layer import ImageLayer
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import ImageLayer, LayerFormat
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent

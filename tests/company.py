@@ -26,7 +26,7 @@ from torchkiln.engine.cache_claims import build_needs
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.image import BuildResult
 from torchkiln.matrix import facts, matrix
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import LayerFormat
 from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.plan import layers
 from torchkiln.store.store import Store

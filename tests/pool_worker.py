@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from torchkiln.engine import scheduler
+from torchkiln.engine import wheel_layers
 from torchkiln.engine import worker as build_worker
 
 
@@ -43,7 +43,7 @@ def in_this_process() -> Iterator[None]:
     """Within this context, builds start no worker processes; only one build may run at a time."""
     names = ("_cancelled", "_progress")
     with (
-        patch.object(scheduler, "Workers", _Threads),
+        patch.object(wheel_layers, "Workers", _Threads),
         patch.multiple(build_worker, create=True, **dict.fromkeys(names)),
     ):
         yield

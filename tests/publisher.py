@@ -33,7 +33,7 @@ from torchkiln.locks.lock import save
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import LayerFormat
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.model.report import Finding, SmokeReport

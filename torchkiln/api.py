@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.errors import ConfigError
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
 
 if TYPE_CHECKING:
     from torchkiln.attest.keys import KeyInRole
@@ -341,7 +341,7 @@ def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
 
 def _named_keys(files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
     from torchkiln.attest.keys import NamedKey, public_keys
-    from torchkiln.model.roles import ROLES
+    from torchkiln.model.report import ROLES
 
     return tuple(public_keys([NamedKey(path=file, roles=ROLES) for file in files]))
 

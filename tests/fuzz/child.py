@@ -10,7 +10,6 @@ import atheris
 
 with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.attest.provenance
-    import torchkiln.device_code.cut
     import torchkiln.index.listing
     import torchkiln.locks.file
     import torchkiln.oci.documents
@@ -18,6 +17,7 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.oci.unpack
     import torchkiln.sbom.listed
     import torchkiln.smoke.report
+    import torchkiln.wheel.cut
     import torchkiln.wheel.splice  # noqa: F401
 
 from tests.fuzz import documents_target, fatbin_target, layer_target, pages_target, tar_target, zip_target

@@ -12,9 +12,9 @@ from elftools.elf.elffile import ELFFile
 
 from tests.fatbins import LZ4, STORED, ZSTD, Elf, Made, container, entry, library
 from tests.fuzz.source import Decisions
-from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.fatbin import UnknownDeviceCode
 from torchkiln.device_code.fatbin import containers as containers_of
+from torchkiln.wheel.cut import dead_ranges
 
 _NAMES = ("sm_80", "sm_90", "sm_90a", "sm_86", "sm_100f", "sm_103f", "sm_120", "compute_80", "compute_90")
 _MORE = ("compute_120", "compute_90a", "compute_100f", "lto_90", "sm_75")

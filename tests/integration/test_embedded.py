@@ -17,7 +17,7 @@ from tests.pool_worker import no_workers
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.engine.known import forecast
-from torchkiln.engine.scheduler import Job, Scheduler
+from torchkiln.engine.wheel_layers import Job, Scheduler
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob

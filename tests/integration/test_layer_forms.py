@@ -18,8 +18,7 @@ from torchkiln.cli.build import build as build_command
 from torchkiln.engine.cache_keys import format_key
 from torchkiln.engine.image import convert
 from torchkiln.errors import BuildFailed
-from torchkiln.model.layer import ImageLayer
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import ImageLayer, LayerFormat
 from torchkiln.model.progress import Silent, Work
 from torchkiln.oci.compression import TARGETS, TargetCompression
 from torchkiln.oci.validate.validate import validate

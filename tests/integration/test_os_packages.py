@@ -32,8 +32,8 @@ from torchkiln.model.progress import UNREPORTED
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
 from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
-from torchkiln.projects.apt.wanted_packages import with_packages
 from torchkiln.projects.lock import LockedProject
+from torchkiln.projects.locking import with_packages
 from torchkiln.store.store import Store
 
 pytestmark = [

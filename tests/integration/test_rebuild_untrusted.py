@@ -23,7 +23,7 @@ from tests.reports import TAG
 from tests.servers.registry_server import RegistryServer
 from torchkiln.base.interpreter import LOADER
 from torchkiln.locks.lock import load_locked
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import LayerFormat
 from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.model.plan import OverlayFile
 from torchkiln.model.progress import Silent

@@ -18,7 +18,6 @@ import pytest
 
 from tests.fuzz import fatbin_target
 from tests.needs import needs_cuobjdump, nightly
-from torchkiln.device_code.cut import dead_ranges
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.prefetch import fetched
 from torchkiln.index.package_index import open_index
@@ -26,6 +25,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
+from torchkiln.wheel.cut import dead_ranges
 
 pytestmark = pytest.mark.proof
 

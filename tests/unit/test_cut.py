@@ -24,7 +24,6 @@ from tests.layers import SCHEME, as_locked, layer_of, pretended_code, sha256, tr
 from tests.pool_worker import pool_worker
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.fatbin import Span
 from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
@@ -35,7 +34,7 @@ from torchkiln.oci import encode
 from torchkiln.oci.encode import MEMBER, members
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
-from torchkiln.wheel.cut import Cut
+from torchkiln.wheel.cut import Cut, dead_ranges
 from torchkiln.wheel.source import Cancelled, WheelFile
 from torchkiln.wheel.splice import splice
 

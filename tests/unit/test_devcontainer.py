@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from tests.projects import TAG, bench
 from torchkiln.cli import torchkiln
+from torchkiln.cli.init import PLACES, DevContainer, devcontainer_json
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.projects.devcontainer import PLACES, DevContainer, devcontainer_json
 from torchkiln.projects.file import save_project
 
 FILE = Path(PLACES[0])

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.fatbins import LZ4, STORED, ZSTD, Elf, Made, container, entry, library
 from tests.fuzz import fatbin_target
 from torchkiln.device_code import fatbin
-from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.fatbin import Span, UnknownDeviceCode
+from torchkiln.wheel.cut import dead_ranges
 
 START = 64  # the offset of the first section
 ALL = "sm_70 sm_75 sm_80 sm_86 sm_90 compute_90"

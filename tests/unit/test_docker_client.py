@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.roots import entry, tar_of
 from tests.servers.answering import Answering
 from tests.zstd_frames import program, raw_frame
-from torchkiln.compare.docker_save import read_saved
+from torchkiln.compare.images import read_saved
 from torchkiln.docker.daemon import find_engine
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.oci.read_tar import DAMAGED

@@ -25,13 +25,13 @@ from torchkiln.model.plan import ArtefactLayer
 from torchkiln.projects.apt import apt_get
 from torchkiln.projects.apt.apt_get import AptPlan, plan_of, reasons
 from torchkiln.projects.apt.os_packages import own_paths
-from torchkiln.projects.apt.wanted_packages import kept_packages
 from torchkiln.projects.asked import Asked, ProjectNeeds
 from torchkiln.projects.code import ProjectCode
 from torchkiln.projects.effect import Effect
 from torchkiln.projects.file import from_json, to_json
 from torchkiln.projects.freshness import inputs_digest, outdated
 from torchkiln.projects.lock import LockedProject
+from torchkiln.projects.locking import kept_packages
 from torchkiln.projects.plan import Parent, plan_project
 from torchkiln.projects.settings import settings_of
 

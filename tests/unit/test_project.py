@@ -16,9 +16,9 @@ from tests.published import Scene, a_built_publisher, a_scene, a_server
 from tests.reports import TAG
 from torchkiln.attest.provenance import SourcePackage, origin, provenance
 from torchkiln.cli import torchkiln
+from torchkiln.cli.init import SCHEMA, first_cell, matrix_text
 from torchkiln.cli.shared import options
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Unresolvable
-from torchkiln.matrix.first_matrix import SCHEMA, first_cell, matrix_text
 from torchkiln.matrix.matrix import load as load_matrix
 from torchkiln.matrix.matrix import read
 from torchkiln.matrix.select import all_cells

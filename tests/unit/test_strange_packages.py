@@ -27,7 +27,7 @@ from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.projects.apt import os_packages
 from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
-from torchkiln.projects.apt.wanted_packages import save_locked
+from torchkiln.projects.locking import save_locked
 from torchkiln.store.store import Store
 
 RECIPE = recipe("debian12")

@@ -35,7 +35,7 @@ from torchkiln.matrix.tags import (
     undated,
 )
 from torchkiln.model.cell import Cell, Limit
-from torchkiln.model.layer_format import LAYER_FORMATS, split_format, tag_suffix
+from torchkiln.model.layer import LAYER_FORMATS, split_format, tag_suffix
 from torchkiln.model.operating_system import SYSTEMS
 
 CAPABILITIES = [kind.capability for kind in FACTS.gpus]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.roots import entry, layer, tar_of
 from tests.zstd_frames import program
+from torchkiln.base.on_top import write_upper
 from torchkiln.errors import BuildFailed, KilnError, VerificationFailed
 from torchkiln.model.contents import TreeEntry
 from torchkiln.model.digest import Digest
 from torchkiln.oci.read_tar import apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack, unpacked_root
-from torchkiln.oci.upper import write_upper
 from torchkiln.oci.validate.layer import TarInspector
 from torchkiln.store.store import Store
 

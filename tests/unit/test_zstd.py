@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import digest, files, tar_of
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
-from torchkiln.model.layer import Blob
-from torchkiln.model.layer_format import LAYER_FORMATS
+from torchkiln.model.layer import LAYER_FORMATS, Blob
 from torchkiln.oci import zstd
 from torchkiln.oci.compression import COMPRESSIONS, format_of, of_format
 from torchkiln.oci.layer import NotCompressible

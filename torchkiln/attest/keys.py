@@ -16,7 +16,7 @@ from torchkiln.attest import dsse
 from torchkiln.attest.dsse import PrivateKey, PublicKey, fingerprint
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.policy import Policy, TrustedKey
-from torchkiln.model.roles import ROLES, Role
+from torchkiln.model.report import ROLES, Role
 from torchkiln.util.strict_json import read_with_mode
 
 _PEM = 64 << 10  # maximum bytes of a file; a key has a few hundred

@@ -15,8 +15,7 @@ from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
-from torchkiln.model.report import SignedReport
-from torchkiln.model.roles import Role
+from torchkiln.model.report import Role, SignedReport
 from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements

@@ -39,7 +39,7 @@ def mmdebstrap_tar(tree: Tree, epoch: int) -> Iterator[bytes]:
 
 
 def layer_tar(tree: Tree) -> Iterator[bytes]:
-    """The tar of a layer, as `oci/upper.py` writes it."""
+    """The tar of a layer, as `base/on_top.py` writes it."""
     for path in sorted(tree):
         node = tree[path]
         yield _info(node.entry, path).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -33,7 +33,7 @@ from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
 from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:

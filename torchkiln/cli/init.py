@@ -1,9 +1,18 @@
-"""`torchkiln init`: writes a matrix.yaml with one cell into the current folder."""
+"""`torchkiln init`: writes a matrix.yaml with one cell into the current folder.
+
+The properties of devcontainer.json follow schemas/devContainer.base.schema.json of the repository
+devcontainers/spec.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,15 +22,29 @@ from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.terminal import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
-from torchkiln.matrix.first_matrix import SCHEMA, first_cell, matrix_text
-from torchkiln.matrix.matrix import load
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix, load
+from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.matrix.sentences import reason
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.model.project import APP
-from torchkiln.projects.devcontainer import PLACES, DevContainer, demand_image_name, devcontainer_json
+from torchkiln.model.recipe import PREFIX
 from torchkiln.projects.file import load_project
-from torchkiln.util.files import write_atomic
+from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.schema import shipped_text
+from torchkiln.util.versions import nearest, numbers
 
 _MATRIX = Path("matrix.yaml")
+# Where tools look for the file; the first is the one that is written.
+PLACES = (".devcontainer/devcontainer.json", ".devcontainer.json")
+SHM_SIZE = "8g"
+_USER = "root"  # the user of the images, who may install packages into /opt/venv
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]{0,254}(@sha256:[0-9a-f]{64})?", re.ASCII)
+_PORTS = {8888: "JupyterLab", 6006: "TensorBoard"}
+_EXTENSIONS = ("ms-python.python", "ms-toolsai.jupyter")
+SCHEMA = "matrix.schema.json"  # the schema file beside matrix.yaml, for editors
+_PACKAGES = "numpy, pillow, tqdm, jupyterlab, ipywidgets, ninja, soundfile, tensorboard, pip, uv"
 
 
 @click.command("init")
@@ -106,3 +129,129 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
         DevContainer(name=name, image=f"{repository}:{tag}", folder=folder),
         f"torchkiln build {tag} --load",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevContainer:
+    """The container in which a tool opens a folder."""
+
+    name: str
+    image: str  # the name by which Docker or Podman finds it
+    folder: str  # where the folder is mounted, "/app"
+
+
+def demand_image_name(text: str) -> str:
+    """Return *text* if it is a valid name of an image for Docker or Podman.
+
+    :raises ConfigError: *text* is not such a name.
+    """
+    if not _IMAGE.fullmatch(text):
+        raise ConfigError(
+            f"--image {text[:100]}: invalid reference format",
+            hint="write [REGISTRY/]REPOSITORY:TAG, as in registry.example:5000/team/my-project:main",
+        )
+    return text
+
+
+def devcontainer_json(container: DevContainer) -> bytes:
+    """The text of the file."""
+    return pretty_json(_document(container))
+
+
+def _document(container: DevContainer) -> Mapping[str, Any]:
+    return {
+        "name": container.name,
+        "image": container.image,
+        "workspaceMount": f"source=${{localWorkspaceFolder}},target={container.folder},type=bind",
+        "workspaceFolder": container.folder,
+        "remoteUser": _USER,
+        "hostRequirements": {"gpu": "optional"},  # tools then add --gpus all if the engine supports GPUs
+        "runArgs": [f"--shm-size={SHM_SIZE}"],
+        "mounts": [
+            # Downloads of pip, uv, Hugging Face and torch.hub outlive the container.
+            {"type": "volume", "source": "torchkiln-cache-${devcontainerId}", "target": "/root/.cache"}
+        ],
+        "forwardPorts": list(_PORTS),
+        "portsAttributes": {
+            str(port): {"label": label, "onAutoForward": "notify"} for port, label in _PORTS.items()
+        },
+        "otherPortsAttributes": {"onAutoForward": "ignore"},  # torchrun and NCCL listen on many ports
+        "postCreateCommand": "",
+        "customizations": {
+            "vscode": {
+                "extensions": list(_EXTENSIONS),
+                "settings": {"python.defaultInterpreterPath": f"{PREFIX}/bin/python"},
+            }
+        },
+    }
+
+
+def first_cell(facts: Facts, torch: str | None, cuda: str | None) -> Resolution:
+    """The newest cell that can be locked from the default index alone.
+
+    :param torch: the release, or its beginning: "2.7".
+    :param cuda: as *torch*; None: the CUDA version that the release's wheel is built with.
+    :raises ConfigError: there is no such version.
+    :raises Unresolvable: the newest cell of these versions is unavailable.
+    """
+    matrix, python = _everything(facts), SYSTEMS[DEFAULT_OS].python
+    cudas, found = _matching("cuda", cuda, matrix.cudas), []
+    for name in _matching("torch", torch, matrix.releases):
+        release = facts.releases[name]
+        for version in cudas if cuda else [release.variant(release.default.variant).cuda]:
+            cell = Cell(torch=name, cuda=version, flavor="runtime", os=DEFAULT_OS, python=python)
+            found.append(resolve(cell, matrix, facts))
+            if found[-1].lockable:
+                return found[-1]
+    require_buildable(found[0])
+    raise ConfigError(
+        f"torch {found[0].cell.torch} with CUDA {found[0].cell.cuda} cannot be locked from the default index"
+        f" alone: {reason(found[0])}",
+        hint="choose another --torch or --cuda; or add this one to matrix.yaml later",
+    )
+
+
+def matrix_text(resolution: Resolution) -> str:
+    """The text of a matrix.yaml with the cell of *resolution* alone, and comments."""
+    cell = resolution.cell
+    return f"""\
+# yaml-language-server: $schema={SCHEMA}
+# The images of this project: each torch with each CUDA version. After a change run `torchkiln lock --all`.
+# `torchkiln list --all` shows the images, `torchkiln explain --torch X --cuda Y` the limits of one.
+torch: ["{cell.torch}"]  # in quotes: YAML reads 2.10 as a number
+cuda: ["{cell.cuda}"]  # needs driver {resolution.min_driver} or newer
+flavors: [runtime]  # devel: with NVIDIA's compiler and headers
+os:
+  {cell.os}: {{python: "{cell.python}"}}
+# Installed in every image, besides torch, torchvision and torchaudio; with bounds if needed: "numpy<2".
+packages: [{_PACKAGES}]
+# An image is called REPOSITORY:TAG.
+repository: pytorch-cuda
+"""
+
+
+def _matching(option: str, wanted: str | None, known: Sequence[str]) -> list[str]:
+    """The *known* versions that are *wanted* or begin with it, newest first.
+
+    :raises ConfigError: there is none.
+    """
+    ordered = sorted(known, key=numbers, reverse=True)
+    found = [each for each in ordered if wanted is None or f"{each}.".startswith(f"{wanted}.")]
+    if not found:
+        near = ", ".join(nearest(str(wanted)[:40], ordered) or ordered)
+        raise ConfigError(f"--{option} {wanted}: unknown version", hint=f"nearest: {near}")
+    return found
+
+
+def _everything(facts: Facts) -> Matrix:
+    """A matrix with every release and CUDA version of the facts."""
+    system = SYSTEMS[DEFAULT_OS]
+    draft = {
+        "torch": list(facts.releases),
+        "cuda": list(facts.cuda),
+        "flavors": ["runtime"],
+        "os": {system.name: {"python": system.python}},
+        "packages": [],
+        "repository": "all",
+    }
+    return load(json.dumps(draft), facts)

@@ -38,7 +38,7 @@ from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publis
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import Stale
-from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.layer import LayerFormat
 from torchkiln.projects.choice import Choice, choice_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.model.untrusted import USES, is_untrusted

@@ -25,8 +25,7 @@ from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
 from torchkiln.model.progress import ArchiveSource, Observer
 from torchkiln.store.store import Store
-from torchkiln.util.files import private_folder
-from torchkiln.util.page_cache import PassingFile
+from torchkiln.util.files import PassingFile, private_folder
 from torchkiln.wheel.source import Cancelled
 
 _PARALLEL = 4  # archives; xz runs without the GIL

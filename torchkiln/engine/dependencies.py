@@ -17,6 +17,16 @@ from torchkiln.store.store import Store
 
 if TYPE_CHECKING:
     from torchkiln.model.index import WheelMetadata
+from collections.abc import Iterable, Iterator, Mapping
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from torchkiln.model.index import WheelMetadata
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.recipe import minor
+from torchkiln.wheel.install import same_version
 
 _RECORDS = "agreed"
 _RULES = 1  # raise it when the check changes
@@ -45,7 +55,6 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     if store.record(_RECORDS, key):
         return
-    from torchkiln.wheel.dependencies import faults  # imported here: not needed if nothing changed
 
     metadata = {wheel.sha256: _metadata(wheel, store) for wheel in present}
     if found := faults(locked.wheels, metadata, requested, locked.python.version):
@@ -66,3 +75,119 @@ def _metadata(wheel: LockedWheel, store: Store) -> WheelMetadata:
         return read_metadata(metadata_in(store.wheel(wheel), wheel.filename))
     except ValueError as error:
         raise BadWheel(wheel.filename, f"METADATA cannot be read: {error}") from error
+
+
+def faults(
+    wheels: Iterable[LockedWheel],
+    metadata: Mapping[str, WheelMetadata],
+    requested: Iterable[str],
+    python: str,
+) -> tuple[str, ...]:
+    """A sentence for each conflict of METADATA with the lock, beginning with the wheel's file name.
+
+    :param metadata: by the wheel's sha256; wheels that are missing here are not checked.
+    :param requested: the requirements of the lock, which may have extras.
+    :param python: the image's, "3.11.2".
+    """
+    locked = {wheel.name: wheel for wheel in wheels}
+    extras = _extras(locked, metadata, requested, python)
+    found = []
+    for wheel in locked.values():
+        if own := metadata.get(wheel.sha256):
+            reasons = (*_own_faults(wheel, own, python), *_missing(locked, own, extras[wheel.name], python))
+            found += [f"{wheel.filename}: {reason}" for reason in reasons]
+    return tuple(found)
+
+
+def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
+    """Conflicts of the wheel with its own METADATA or with the image's Python."""
+    name, version = metadata.name, metadata.version
+    if canonicalize_name(name) != wheel.name or not same_version(version, wheel.version):
+        yield f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
+    try:
+        if not SpecifierSet(metadata.requires_python).contains(python, prereleases=True):
+            yield f"requires a different Python: {python} not in {metadata.requires_python!r}"
+    except InvalidSpecifier:
+        yield f"invalid Requires-Python: {metadata.requires_python[:80]!r}"
+
+
+def _missing(
+    locked: Mapping[str, LockedWheel], metadata: WheelMetadata, extras: set[str], python: str
+) -> Iterator[str]:
+    """The requirements of a wheel with *extras* that the lock does not satisfy."""
+    for text in metadata.requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            yield f"invalid Requires-Dist: {text[:80]!r}"
+            continue
+        if not _applies(requirement, extras, python):
+            continue
+        found = locked.get(canonicalize_name(requirement.name))
+        if found is None:
+            yield f"requires {text[:120]}, which is not locked"
+        elif not requirement.specifier.contains(found.version, prereleases=True):
+            yield f"requires {text[:120]}, but {found.name} {found.version} is locked"
+
+
+def _extras(
+    locked: Mapping[str, LockedWheel],
+    metadata: Mapping[str, WheelMetadata],
+    requested: Iterable[str],
+    python: str,
+) -> dict[str, set[str]]:
+    """By package: its extras that *requested* or the locked wheels request."""
+    found: dict[str, set[str]] = {name: set() for name in locked}
+    waiting = [Requirement(text) for text in requested]
+    for name in locked:
+        waiting += _active(locked, metadata, name, set(), python)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in found or requirement.extras <= found[name]:
+            continue
+        found[name] |= requirement.extras
+        waiting += _active(locked, metadata, name, found[name], python)
+    return found
+
+
+def _active(
+    locked: Mapping[str, LockedWheel],
+    metadata: Mapping[str, WheelMetadata],
+    name: str,
+    extras: set[str],
+    python: str,
+) -> Iterator[Requirement]:
+    """The requirements of *name* with *extras* whose markers apply and that request extras of a package."""
+    own = metadata.get(locked[name].sha256)
+    for text in own.requires if own else ():
+        if "[" not in text:
+            continue
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.extras and _applies(requirement, extras, python):
+            yield requirement
+
+
+def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
+    marker = requirement.marker
+    if marker is None:
+        return True
+    environment = _environment(python)
+    return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))
+
+
+def _environment(python: str) -> dict[str, str]:
+    """The values of environment markers (PEP 508) for CPython *python* on Linux."""
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": python,
+        **LINUX_AMD64.markers,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_version": "",
+        "python_full_version": python,
+        "python_version": minor(python),
+    }

@@ -29,7 +29,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.model.recipe import WHEEL_EPOCH, ImagePython
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.store.store import Store
-from torchkiln.util.page_cache import PassingFile
+from torchkiln.util.files import PassingFile
 from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 from torchkiln.wheel.cut import Cut
 from torchkiln.wheel.install import Scheme

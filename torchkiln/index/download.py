@@ -24,8 +24,8 @@ from torchkiln.index.verified import F, LockedFile, fetch_verified
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
+from torchkiln.util.files import PassingFile
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
-from torchkiln.util.page_cache import PassingFile
 
 _CHUNK = 1 << 20  # bytes of one read of the socket; larger reads only need more memory
 # From this size on the first request has a Range too: a mirror that fetches the file itself may stream a

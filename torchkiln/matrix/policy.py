@@ -8,7 +8,7 @@ from typing import Any
 
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.roles import ROLES, Role
+from torchkiln.model.report import ROLES, Role
 
 _REQUIREMENTS = ("tiers", "checks", "gpus", "signed", "report_age", "carry")  # an exception may change them
 _CARRY = 180  # days, for `carry: true`

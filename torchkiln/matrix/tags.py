@@ -16,7 +16,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.device_code import Gpus
-from torchkiln.model.layer_format import split_format, tag_suffix
+from torchkiln.model.layer import split_format, tag_suffix
 from torchkiln.model.operating_system import DEFAULT_OS, NAMES
 from torchkiln.util.versions import major_of, minor_of
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from torchkiln.model import fields
 from torchkiln.util import codec
+
+LayerFormat = Literal["gzip", "zstd"]
+LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
+DEFAULT_FORMAT: LayerFormat = "gzip"
+NAMED_FORMATS = tuple(name for name in LAYER_FORMATS if name != DEFAULT_FORMAT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,3 +30,21 @@ class ImageLayer:
 
     title: fields.Line  # "torch 2.7.1"
     blob: Blob = field(metadata={codec.INLINE: True})
+
+
+"""The format of layers in locks and of tags without a suffix: every engine reads it."""
+
+"""The formats that have a tag suffix."""
+
+
+def tag_suffix(layer_format: LayerFormat) -> str:
+    """The suffix of all tags of an image whose layers have this format, ``-zstd``; empty for the default."""
+    return "" if layer_format == DEFAULT_FORMAT else f"-{layer_format}"
+
+
+def split_format(tag: str) -> tuple[str, LayerFormat]:
+    """*tag* without the suffix, and its format."""
+    for layer_format in NAMED_FORMATS:
+        if tag.endswith(suffix := tag_suffix(layer_format)):
+            return tag.removesuffix(suffix), layer_format
+    return tag, DEFAULT_FORMAT

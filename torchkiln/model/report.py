@@ -50,6 +50,8 @@ THRESHOLD: dict[str, Any] = {
 _Names = Annotated[tuple[fields.Name, ...], Meta(max_length=5000)]
 Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
 Verdict = Literal["pass", "fail", "inconclusive"]
+Role = Literal["publisher", "laboratory"]
+ROLES: tuple[Role, ...] = ("publisher", "laboratory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

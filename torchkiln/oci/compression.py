@@ -1,6 +1,6 @@
 """Defines the compressions of layers, recognised by media type and by magic bytes.
 
-To add a compression: a name in `model/layer_format.py`, a row here, an encoder beside `oci/zstd.py` and a
+To add a compression: a name in `model/layer.py`, a row here, an encoder beside `oci/zstd.py` and a
 decoder in `oci/validate/layer.py`, which shares no code with this module.
 """
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from torchkiln.model.layer import Blob
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, Blob, LayerFormat
 
 Open = Callable[[Path | BinaryIO], BinaryIO]
 

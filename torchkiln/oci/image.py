@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchkiln.model.digest import Digest
-from torchkiln.model.layer import ImageLayer
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, ImageLayer, LayerFormat
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import of_format

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packaging.tags import Tag
 
-from torchkiln.base import artefact
+from torchkiln.base import artefact, tools
+from torchkiln.base.remake import APT_EFFECTS, commit_effects
 from torchkiln.errors import Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
@@ -18,19 +19,21 @@ from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.locks.choice import record_of
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import on_base
-from torchkiln.locks.request import kept_versions
+from torchkiln.locks.request import EVERYTHING, kept_versions
 from torchkiln.locks.session import date_of
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.cell import Cell
 from torchkiln.model.index import LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
+from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import GitCommit, Origin, ProjectLock
 from torchkiln.plan.load import plan_locked
-from torchkiln.projects.apt.wanted_packages import kept_packages, save_locked, with_packages
+from torchkiln.projects.apt.os_packages import layers_of, lock_apt, own_paths
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
-from torchkiln.projects.file import load_project
+from torchkiln.projects.file import load_project, save_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.lock import LockedProject, Parent, lock_project
@@ -251,3 +254,53 @@ def _torches(locks: LockFolder, cell: Cell) -> tuple[str, ...]:
     """The releases of torch that the matrix has for the CUDA, flavor and system of *cell*."""
     names = (torch for torch, cuda in locks.matrix.pairs if cuda == cell.cuda)
     return tuple(torch for torch in names if locks.resolution(replace(cell, torch=torch)).build is not None)
+
+
+def with_packages(
+    found: LockedProject,
+    requested: tuple[str, ...],
+    kept: LockedApt | None,
+    plan: ImagePlan,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting,
+) -> LockedProject:
+    """*found* with the OS packages *requested*, locked for the image of *plan*.
+
+    :param kept: the OS packages of the present lock, used if request and layers are the same; None: lock them
+        anew.
+    :raises KilnError: as `lock_apt` does.
+    """
+    if not requested:
+        return found
+    layers, apt = layers_of(plan.locked), kept
+    notes: tuple[str, ...] = ()
+    if apt is None or apt.requested != requested or not layers.fits(apt):
+        layers = _present(layers, store, environ, report)
+    if apt is None or apt.requested != requested or not layers.fits(apt):
+        apt, notes = lock_apt(requested, layers, own_paths(plan), store, environ=environ, report=report)
+    lock = replace(found.lock, apt=apt, untrusted=found.lock.untrusted or apt.untrusted)
+    return replace(found, lock=lock, notes=(*found.notes, *notes))
+
+
+def save_locked(folder: Path, lock: ProjectLock, store: Store) -> Path:
+    """Write *lock*, with the effects of its OS packages, into the project's *folder*; returns its path."""
+    if lock.apt:
+        commit_effects(folder, lock.apt, store)
+    else:
+        (folder / APT_EFFECTS).unlink(missing_ok=True)
+    return save_project(folder, lock)
+
+
+def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt | None:
+    """*apt*, unless *upgrade* names one of its packages, or everything."""
+    names = {deb.name for deb in apt.debs} if apt else set()
+    return None if {*upgrade} & {*names, *EVERYTHING} else apt
+
+
+def _present(layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting) -> OsLayers:
+    """*layers* with their blobs in *store*; if the locked ones cannot be had, those of the archive today."""
+    base, _ = artefact.ensure(layers.base, store, environ=environ, report=report)
+    found = layers.tools and tools.ensure(layers.tools, base, store, environ=environ, report=report)[0]
+    return OsLayers(base=base, tools=found)

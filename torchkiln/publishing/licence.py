@@ -7,7 +7,7 @@ from typing import Any
 from torchkiln.compare.images import contents_of
 from torchkiln.errors import GateRefused, VerificationFailed
 from torchkiln.matrix.tags import parse_name
-from torchkiln.model.layer_format import split_format
+from torchkiln.model.layer import split_format
 from torchkiln.oci.labels import labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.plan.plan import IMAGE_JSON

@@ -9,7 +9,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import aliases_for, aliases_of, dated, misfit, parse_name, tag_of, undated
-from torchkiln.model.layer_format import split_format, tag_suffix
+from torchkiln.model.layer import split_format, tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.reference import parse_tag

@@ -13,7 +13,7 @@ from torchkiln.attest.signers import Signer, Trust
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import ParsedTag, aliases_for, parse_name, undated
 from torchkiln.model.digest import Digest
-from torchkiln.model.layer_format import split_format
+from torchkiln.model.layer import split_format
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
 from torchkiln.publishing.catalog import CatalogEntry, catalog
 from torchkiln.registry.push import delete_tag, put

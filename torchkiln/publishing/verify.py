@@ -23,8 +23,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import misfit, tag_of
 from torchkiln.model.digest import Digest
-from torchkiln.model.layer import Blob, ImageLayer
-from torchkiln.model.layer_format import tag_suffix
+from torchkiln.model.layer import Blob, ImageLayer, tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import RECIPE

@@ -3,6 +3,10 @@
 Only the device code that no GPU of the image loads is replaced. To find it, each large library is inflated to
 a temporary file. If a library has no such code, its deflate stream is copied unchanged (spliced). Otherwise
 the pinned encoder compresses the changed library, in gzip members of a fixed length.
+
+The driver of an image with cut libraries finds the same entries as in the whole library, because headers
+stay, and chooses the same one, whose payload is unchanged. The number of the rule is
+`model.recipe.DEVICE_CODE_RULE`. Its reasons are in docs/adr/0038-device-code-for-chosen-gpus.md.
 """
 
 from __future__ import annotations
@@ -10,19 +14,24 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from torchkiln.device_code.cut import dead_ranges
-from torchkiln.device_code.fatbin import Span, UnknownDeviceCode
+from torchkiln.device_code.fatbin import Container, Entry, Kind, Span, UnknownDeviceCode, containers
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.oci.encode import MEMBER
 from torchkiln.wheel.content import inflate
 from torchkiln.wheel.directory import WheelEntry
 from torchkiln.wheel.source import WheelFile
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
 _LIBRARY = 1_000_000  # bytes; smaller libraries are not cut
+_VARIANTS = ("", "a", "f")
+Capability = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +79,65 @@ class Cut:
                 parts += [original[at:first], bytes(last - first)]
                 at = last
             yield original, b"".join((*parts, original[at:]))
+
+
+def dead_ranges(library: ReadableBuffer, gpus: Sequence[str]) -> tuple[Span, ...]:
+    """The spans of *library* to zero for GPUs of the capabilities *gpus* ("9.0"), ascending and disjoint.
+
+    Empty if the library has no device code, or if the GPUs need all of it.
+
+    :raises UnknownDeviceCode: its device code has an unknown format; the library must not be changed.
+    """
+    wanted = tuple(_capability(gpu) for gpu in gpus)
+    with memoryview(library) as view, view.cast("B") as data:
+        return tuple(
+            entry.payload
+            for container in containers(data)
+            for entry in _dead(container, wanted)
+            if entry.payload.size
+        )
+
+
+def _dead(container: Container, wanted: Iterable[Capability]) -> Iterator[Entry]:
+    """The entries that no *wanted* GPU loads; none if the container has no code for the wanted GPUs."""
+    needed = {entry for gpu in wanted for entry in _needed(container, gpu)}
+    # It is not known how the driver chooses LTO code, so containers with LTO code stay whole.
+    if needed and not any(entry.kind == "lto" for entry in container.entries):
+        yield from (entry for entry in container.entries if entry not in needed)
+
+
+def _needed(container: Container, gpu: Capability) -> Iterator[Entry]:
+    """The entries from which the driver chooses for *gpu*."""
+    code = tuple(_best(container, "cubin", gpu))
+    yield from code
+    if not any(_compiled_for(entry) == gpu and not entry.variant for entry in code):
+        # Without an exact match the driver may prefer PTX (CU_JIT_FALLBACK_STRATEGY).
+        yield from _best(container, "ptx", gpu)
+
+
+def _best(container: Container, kind: Kind, gpu: Capability) -> Iterator[Entry]:
+    """For each variant, the entries of the highest architecture that serves *gpu*, as the driver chooses."""
+    serving = [entry for entry in container.entries if entry.kind == kind and _serves(entry, gpu)]
+    for variant in _VARIANTS:
+        alike = [entry for entry in serving if entry.variant == variant]
+        highest = max((entry.architecture for entry in alike), default=0)
+        yield from (entry for entry in alike if entry.architecture == highest)
+
+
+def _serves(entry: Entry, gpu: Capability) -> bool:
+    """Whether a GPU of the capability *gpu* can load *entry*, or the driver compile it for that GPU."""
+    compiled_for = _compiled_for(entry)
+    if entry.variant == "a":
+        return compiled_for == gpu
+    if entry.kind == "ptx" and not entry.variant:
+        return compiled_for <= gpu
+    return compiled_for[0] == gpu[0] and compiled_for <= gpu
+
+
+def _compiled_for(entry: Entry) -> Capability:
+    return entry.architecture // 10, entry.architecture % 10
+
+
+def _capability(gpu: str) -> Capability:
+    major, minor = gpu.split(".")
+    return int(major), int(minor)

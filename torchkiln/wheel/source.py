@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from torchkiln.util.page_cache import STEP, forget
+from torchkiln.util.files import STEP, forget
 
 _POLL = 0.005  # seconds
 

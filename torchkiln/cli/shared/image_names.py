@@ -11,7 +11,7 @@ from torchkiln.cli.shared.targets import is_layout, split_target
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import find_cell, parse_name, preferred_name, tag_of
-from torchkiln.model.layer_format import split_format
+from torchkiln.model.layer import split_format
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.oci.owned import demand_own_layout
 

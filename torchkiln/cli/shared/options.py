@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import mirrors
-from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS
+from torchkiln.model.layer import DEFAULT_FORMAT, LAYER_FORMATS
 from torchkiln.oci.owned import demand_own_layout
 from torchkiln.util.places import INSTALLED, MATRIX
 from torchkiln.vault import VARIABLE as VAULTS

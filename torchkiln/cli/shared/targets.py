@@ -8,7 +8,7 @@ import click
 
 from torchkiln.cli.shared.completing import TAGS
 from torchkiln.matrix.tags import parse_name
-from torchkiln.model.layer_format import split_format
+from torchkiln.model.layer import split_format
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.owned import demand_own_layout
 
