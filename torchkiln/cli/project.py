@@ -33,7 +33,7 @@ from torchkiln.cli.shared.options import (
     upgrade_option,
     vault_option,
 )
-from torchkiln.cli.shared.project import project_cell
+from torchkiln.cli.shared.project import demand_lock, project_cell
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
@@ -312,8 +312,8 @@ def smoke(
         nonce=nonce,
     )
     key = key_of(key_file, files, nonce)
-    chosen = CellOptions(matrix_file=matrix_file)
-    cell, locks = project_cell(chosen, folder, images)
+    demand_lock(folder)
+    cell, locks = project_cell(CellOptions(matrix_file=matrix_file), folder, images)
     lines, store = SmokeLines(), open_cache()
     project = locked_folder(ProjectRequest(folder=folder, cell=cell), locks, store, os.environ)
     report = check_project(project, output, checks, store, lines, lambda: locks.matrix.repository)

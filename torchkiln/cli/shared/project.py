@@ -22,8 +22,7 @@ def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell,
     :raises NothingSelected: they select none, and the project has no lock.
     :raises Stale: the project's lock is invalid, and no cell is selected.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such directory")
+    _demand_folder(folder)
     matrix, facts = chosen.grid()
     locks = LockFolder(images, matrix, facts)
     if not chosen.any and (lock := load_project(folder)) is not None:
@@ -55,11 +54,18 @@ def _cell_of(tag: str, folder: Path, locks: LockFolder) -> Cell:
 def demand_lock(folder: Path) -> ProjectLock:
     """The lock of the project in *folder*.
 
-    :raises Stale: there is none, or it is invalid.
+    :raises ConfigError: there is no such directory.
+    :raises Stale: there is no lock, or it is invalid.
     """
+    _demand_folder(folder)
     if (lock := load_project(folder)) is None:
         raise Stale(
             f"{folder / FILE}: no such file: the project is not locked yet",
             hint=f"run: torchkiln project lock {folder} --torch X --cuda Y",
         )
     return lock
+
+
+def _demand_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such directory", hint="name the folder of the project")
