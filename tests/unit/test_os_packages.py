@@ -145,6 +145,7 @@ def test_the_reasons_are_those_of_apt() -> None:
         "new : Depends: libssl3 (>= 4) but 3 is to be installed",
         "E: Unable to correct problems, you have held broken packages.",
     )
+    assert reasons(["E: http://u:p@m/x is odd"]) == ("E: http://m/x is odd",)
     assert reasons([]) == ("(apt names no packages)",)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 from torchkiln.errors import BuildFailed
 
+LOGIN = re.compile(r"(?<=://)[^/@\s]*@")  # user and password of a mirror, which apt may print
 _MAX_LINES = 3  # in a message; the first lines name the cause, later lines follow from it
 _UNFETCHED = re.compile(
-    r"E: Failed to fetch (?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<archive>\S+?)/(?:dists|pool)/\S* +(?P<why>.+)"
+    r"E: Failed to fetch (?P<scheme>\w+://)(?P<archive>\S+?)/(?:dists|pool)/\S* +(?P<why>.+)"
 )
 # Messages of apt about connections that failed.
 _NO_ANSWER = re.compile(
@@ -26,9 +27,9 @@ _HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
 _DEPENDENCY = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
 # apt also calls a repository "not signed" if it rejects the signature; an earlier line says why.
 _UNSIGNED = re.compile(
-    r"E: The repository '(?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
+    r"E: The repository '(?P<scheme>\w+://)(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
 )
-_GPG_ERROR = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
+_GPG_ERROR = re.compile(r"W: GPG error: \w+://(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
 # Messages that do not say why.
 _GENERIC = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
@@ -48,7 +49,7 @@ def complaint(
     :param elsewhere: how to set another archive; the end of the hint.
     :param keys: where the archive's keys are expected.
     """
-    output = list(dict.fromkeys(lines))
+    output = list(dict.fromkeys(LOGIN.sub("", line) for line in lines))
     if any(_FULL.search(line) for line in output):
         return BuildFailed(
             f"no space left on device: {scratch}, where the base of {os_name} is built",

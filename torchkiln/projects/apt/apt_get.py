@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.archive import read_dates, read_lists
+from torchkiln.base.complaint import LOGIN
 from torchkiln.base.debs import keep, missing
 from torchkiln.base.mmdebstrap import DEBS, PINS, Scratch, scratch
 from torchkiln.base.on_top import existing
@@ -90,7 +91,7 @@ def is_removal(change: str) -> bool:
 
 def reasons(lines: Iterable[str]) -> tuple[str, ...]:
     """The first lines that say why apt has no plan."""
-    found = [line.strip() for line in lines if _REASON.fullmatch(line)]
+    found = [LOGIN.sub("", line).strip() for line in lines if _REASON.fullmatch(line)]
     return tuple(found[:_MAX_LINES]) or ("(apt names no packages)",)
 
 
