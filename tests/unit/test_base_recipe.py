@@ -233,7 +233,7 @@ def test_lines_with_causes_are_shown_and_generic_ones_are_not() -> None:
     ]
     assert failure_of("Killed\n").message.endswith("exit status 25:\n  Killed")
     assert failure_of("").message.endswith("exit status 25:\n  no output")
-    assert failure_of("E: http://u:p@m/x is odd\n").message.endswith("exit status 25:\n  E: http://m/x is odd")
+    assert failure_of("E: http://u:p@m/x is odd\n").message.endswith("25:\n  E: http://m/x is odd")
 
 
 UNSIGNED = """\
