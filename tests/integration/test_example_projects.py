@@ -42,7 +42,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
         for (name, version), requires in packages.items():
             server.add("default", name, version, requires=requires, date=OLD)
         found = Workspace(server, tmp_path_factory.mktemp("examples"))
-        assert found.run("--as-of", "2026-11-25")[0] == 0
+        assert found.run("lock", "--as-of", "2026-11-25")[0] == 0
         yield found
 
 
