@@ -100,11 +100,10 @@ def test_streams_and_exit_code_are_those_of_the_command(place: Place) -> None:
 
 
 def test_the_engine_has_the_image_of_the_layout(place: Place) -> None:
-    """No path and no setting differs."""
+    """No path and no setting differs, except that Docker makes the missing working directory."""
     assert place.run("--", "id").returncode == 0
     found = compare(TAG, f"docker:{NAME}", place.output, place.environ)
 
-    # Docker makes a missing working directory, Podman does not.
     assert {(one.at, one.what) for one in found.left} <= {("workspace", "only-in-b")}
     assert found.paths > 10
 
