@@ -43,7 +43,7 @@ class ProjectRequest:
     may_lack: tuple[str, ...] | None = None
 
     def chosen(self, lock: ProjectLock | None) -> Choice:
-        """`choice`; if that is None, the extras and groups of *lock*, the project's present lock."""
+        """The extras and groups to install: `choice`; if it is None, those of *lock*, the current lock."""
         if self.choice is None:
             return choice_of(lock.extras, lock.groups) if lock else NO_CHOICE
         return self.choice

@@ -47,7 +47,7 @@ class Limits:
 
 
 def run_enclosed(root: Path, program: Program, limits: Limits) -> Exited:
-    """Run *program* in the unpacked image *root*, as the user nobody; of its stderr the end is kept.
+    """Run *program* as the user nobody in the unpacked image *root*, and keep the end of its stderr.
 
     :raises ToolMissing: this host cannot create the sandbox.
     :raises ValueError: it exceeded *limits*, and was stopped.
