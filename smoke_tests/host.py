@@ -58,7 +58,7 @@ def fault(check: str, tier: int, host: Mapping[str, Any], facts: Mapping[str, An
     if check == "device-code" and (absent := _absent_wheels(facts)):
         return (
             f"host: nothing to compare with: the wheels of {', '.join(absent)} are not here; "
-            "run the check by the runtime rootfs, crun or runc where the image was built"
+            "run the check by the runtime rootfs where the image was built"
         )
     return lacking(tier, host, claims)
 

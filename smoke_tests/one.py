@@ -1,4 +1,6 @@
-"""Run one check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
+"""Run one check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT [TURN]`.
+
+TURN is a file descriptor: the check starts when it has a byte.
 
 pytest comes from the folder of its wheels, never from the image. The folder is *appended* to sys.path, and
 the suite is loaded by path, so that they do not shadow other packages of the image.
@@ -6,7 +8,9 @@ the suite is loaded by path, so that they do not shadow other packages of the im
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +27,25 @@ def load_suite(folder: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
+def await_turn(descriptor: int, check: Path) -> None:
+    """Import torch if *check* does, and return when its turn comes.
+
+    If the import fails, this program starts again without TURN, so that the check meets the failure itself.
+    """
+    failed = False
+    try:
+        if "import torch" in check.read_text("utf-8"):
+            importlib.import_module("torch")
+    except BaseException:
+        failed = True
+    if not os.read(descriptor, 1):
+        os._exit(1)  # runner.py has ended
+    os.close(descriptor)
+    if failed:
+        os.execv(sys.executable, sys.orig_argv[:-1])
+
+
+def main(suite: str, wheels: str, node: str, facts: str, result: str, turn: str = "") -> int:
     """Run the check; return pytest's exit code."""
     load_suite(Path(suite))
     from smoke_tests.isolation import add_packages, add_pytest
@@ -33,6 +55,8 @@ def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
         add_pytest(wheels)
     import pytest
 
+    if turn:
+        await_turn(int(turn), Path(suite, node.partition("::")[0]))
     arguments = ["-q", "-p", "no:junitxml", "-c", f"{suite}/pytest.ini", "--rootdir", suite]
     arguments += [f"--kiln-facts={facts}", f"--kiln-result={result}", f"{suite}/{node}"]
     return int(pytest.main(arguments))

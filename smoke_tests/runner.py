@@ -4,6 +4,9 @@ Start it as `python -I -B runner.py`. Without facts it checks the environment th
 checks that need a lock. In an image it is also started with -S, so that checks run without the image's
 start-up code (see isolation.py). Every check has a separate process group, so that a check that crashes,
 hangs or leaves children behind does not affect others.
+
+The checks of tier 0 run side by side. The others run one at a time, because they measure the GPU's memory
+and time; meanwhile the next check's process starts, imports torch, and waits.
 """
 
 from __future__ import annotations
@@ -18,12 +21,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
+SIDE_BY_SIDE = 4  # checks of tier 0; each needs up to 1 GB of memory
+# Cores that a host needs so that the import of torch does not disturb a check that measures times.
+CORES_TO_SPARE = 4
+_LINES = threading.Lock()
 
 
 def main() -> int:
@@ -55,41 +64,115 @@ def main() -> int:
     options.facts = write_temporary(facts | {"host": host})
     emit("host", suite=digest(HERE), **host, **host_texts())
     ends = time.monotonic() + options.limit
+    checks = []
     for check in catalogue(HERE):
         if check.tier > options.tier or (options.only and check.id not in options.only):
             continue
         if check.of_image and not of_image:
             continue
-        emit("start", id=check.id)
-        began = time.monotonic()
         if fact := not_applicable(check.id, facts, capability(host)):
-            found = finding("not-applicable", fact)
+            emit_unstarted(check, "not-applicable", fact)
         elif lacks := fault(check.id, check.tier, host, facts):
-            found = finding("skipped", lacks)
-        elif began >= ends:
-            found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was reached")
+            emit_unstarted(check, "skipped", lacks)
         else:
-            found = in_own_process(check, options, min(check.limit, ends - began))
-        emit("finding", id=check.id, tier=check.tier, seconds=round(time.monotonic() - began, 3), **found)
+            checks.append(check)
+    with ThreadPoolExecutor(min(host["cores"], SIDE_BY_SIDE)) as pool:
+        list(pool.map(lambda check: run(check, options, ends), [each for each in checks if each.tier == 0]))
+    checks = [check for check in checks if check.tier > 0]
+    following: Process | None = None
+    for at, check in enumerate(checks):
+        process, following = following, None
+        if checks[at + 1 :] and host["cores"] >= CORES_TO_SPARE:
+            following = Process(checks[at + 1], options, waits=True)
+        run(check, options, ends, process)
     emit("end")
     return 0
 
 
-def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Run one check and read its result. A check without a result failed; the message says how the process
-    ended."""
-    from smoke_tests.isolation import flags
+def run(check: Any, options: argparse.Namespace, ends: float, process: Process | None = None) -> None:
+    """Run *check*; print its start and its end.
 
-    scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
-    try:
-        result, output = scratch / "result.json", scratch / "output"
+    :param process: its process, which waits; None, or if it has died: a new one is started.
+    """
+    emit("start", id=check.id)
+    began = time.monotonic()
+    limit = min(check.limit, ends - began)
+    with process or contextlib.nullcontext():
+        if limit <= 0:
+            found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was reached")
+        elif process and process.released():
+            found = process.finding(limit)
+        else:
+            with Process(check, options) as new:
+                found = new.finding(limit)
+    emit("finding", id=check.id, tier=check.tier, seconds=round(time.monotonic() - began, 3), **found)
+
+
+def emit_unstarted(check: Any, outcome: str, reason: str) -> None:
+    """Print the start and the end of a check that is not started."""
+    emit("start", id=check.id)
+    emit("finding", id=check.id, tier=check.tier, seconds=0.0, **finding(outcome, reason))
+
+
+class Process:
+    """The process of one check. At the end of the context, it ends with all that the check left behind."""
+
+    def __init__(self, check: Any, options: argparse.Namespace, *, waits: bool = False) -> None:
+        """Start it; with *waits*, it imports what the check needs and then waits for `released`."""
+        from smoke_tests.isolation import flags
+
+        self._scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
+        self._result, self._output = self._scratch / "result.json", self._scratch / "output"
         command = [sys.executable, *flags(), str(HERE / "one.py"), str(HERE), options.wheels]
-        command += [f"{check.file}::{check.function}", options.facts, str(result)]
-        with output.open("wb") as sink:
-            code = ended_by(command, environment(scratch), sink, limit)
-        return judge(code, result, output.read_text("utf-8", "replace"), limit)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        command += [f"{check.file}::{check.function}", options.facts, str(self._result)]
+        turn, self._turn = os.pipe()
+        self._killed = False
+        # Output goes to a file, because children that a check leaves behind would keep a pipe open.
+        with self._output.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [*command, *([str(turn)] if waits else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment(self._scratch),
+                start_new_session=True,
+                pass_fds=[turn] if waits else [],
+            )
+        os.close(turn)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        os.close(self._turn)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def released(self) -> bool:
+        """Whether the process was still waiting; then its check starts."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._turn, b"\n")
+            return self._process.poll() is None
+        return False
+
+    def finding(self, limit: float) -> dict[str, Any]:
+        """The result of the check, which has *limit* seconds. A check without a result failed; the message
+        says how the process ended."""
+        code: int | None = None
+        try:
+            code = self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            _signal_group(self._process.pid, signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+        self._kill()
+        return judge(code, self._result, self._output.read_text("utf-8", "replace"), limit)
+
+    def _kill(self) -> None:
+        if not self._killed:  # later, another process can have this number
+            _signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._killed = True
 
 
 def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str, Any]:
@@ -110,26 +193,6 @@ def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str
     if code != 0 or not left["ran"]:
         return finding("failed", f"no result: the process {ending(code)}\n{tail(output)}", **values)
     return finding(left["outcome"], left["message"], **values)
-
-
-def ended_by(command: list[str], env: dict[str, str], sink: Any, limit: float) -> int | None:
-    """The exit status, negative for a signal; None when *limit* seconds were not enough.
-
-    Output goes to a file, because children that a check leaves behind would keep a pipe open.
-    """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, start_new_session=True
-    )
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        _signal_group(process.pid, signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        return None
-    finally:
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def environment(scratch: Path) -> dict[str, str]:
@@ -161,7 +224,8 @@ def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
 
 def emit(event: str, **values: Any) -> None:
     """Print a line and flush it, so that it is not lost in a crash."""
-    print(json.dumps({"event": event, **values}), flush=True)
+    with _LINES:
+        print(json.dumps({"event": event, **values}), flush=True)
 
 
 def refuse(sentence: str) -> int:

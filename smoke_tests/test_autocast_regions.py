@@ -19,6 +19,15 @@ VALUES = {
                 "off in a custom function": "torch.float32",
                 "backward of a custom function": "torch.float32",
                 "off for the CPU": "torch.float16",
+                "off by torch.amp": "torch.float32",
+                "off by torch.cuda.amp": "torch.float32",
+                "on by torch.cuda.amp": "torch.float16",
+                "off by a decorator of torch.cuda.amp": "torch.float32",
+                "off by a function": "torch.float32",
+                "bfloat16": "torch.bfloat16",
+                "off inside bfloat16": "torch.float32",
+                "float16 inside bfloat16": "torch.float16",
+                "bfloat16 again": "torch.bfloat16",
                 "another thread": "torch.float32",
                 "after an error": "torch.float32",
                 "after": "torch.float32",
@@ -48,6 +57,8 @@ def test_autocast_regions(measure):
         dtypes[name] = str((ones @ ones).dtype)
 
     _nested(torch, note, measure)
+    _other_names(torch, note)
+    _in_bfloat16(torch, note)
     _by_functions(torch, ones, dtypes, note)
     with torch.autocast("cuda", dtype=torch.float16):
         other = threading.Thread(target=note, args=("another thread",))
@@ -79,6 +90,30 @@ def _nested(torch, note, measure):
         note("on again")
         with torch.autocast("cpu", enabled=False):
             note("off for the CPU")
+
+
+def _other_names(torch, note):
+    """The same regions by the names that older programs use, and by the function below all of them."""
+    with torch.autocast("cuda", dtype=torch.float16):
+        with torch.amp.autocast("cuda", enabled=False):
+            note("off by torch.amp")
+        with torch.cuda.amp.autocast(enabled=False):
+            note("off by torch.cuda.amp")
+            with torch.cuda.amp.autocast():
+                note("on by torch.cuda.amp")
+        torch.cuda.amp.autocast(enabled=False)(note)("off by a decorator of torch.cuda.amp")
+        torch.set_autocast_enabled(False)  # the end of the region sets it back
+        note("off by a function")
+
+
+def _in_bfloat16(torch, note):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        note("bfloat16")
+        with torch.autocast("cuda", enabled=False):
+            note("off inside bfloat16")
+        with torch.autocast("cuda", dtype=torch.float16):
+            note("float16 inside bfloat16")
+        note("bfloat16 again")
 
 
 def _by_functions(torch, ones, dtypes, note):

@@ -17,7 +17,7 @@ TERMS = frozenset(
     torch PyTorch pytorch-cuda JavaScript CUDA cuDNN cuSPARSELt NCCL GPU NVIDIA Python Docker JupyterLab SSH
     JSON OCI SBOM PTX Triton NVRTC Jetson DataLoader NVSwitch FlashAttention API ABI C++ SHA-256 Linux
     aarch64 triton sympy lit cmake numpy torchaudio torchvision torchkiln pick nvidia-smi
-    nvidia-fabricmanager nvidia-uvm dmesg sysctl root rootfs crun runc runtime devel wheel tier digest
+    nvidia-fabricmanager nvidia-uvm dmesg sysctl root rootfs runtime devel wheel tier digest
     manifest stub kernel MiB GiB GB MB kB Esc A B torch.compile libcuda.so user.max_user_namespaces
     CUDA_VISIBLE_DEVICES
     """.split()  # noqa: SIM905 -- words are easier to read

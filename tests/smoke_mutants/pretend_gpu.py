@@ -108,6 +108,18 @@ def _on_cpu(kind: Any) -> Any:
     return OnCpu
 
 
+def _older(region: Any) -> Any:
+    """torch.cuda.amp.autocast by *region*, the newer class."""
+
+    class Older(region):  # type: ignore[misc]
+        def __init__(
+            self, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True
+        ) -> None:
+            super().__init__("cuda", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+    return Older
+
+
 def _for_cpu(decorator: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *function, device_type, **options: decorator(*function, device_type="cpu", **options)
 
@@ -131,7 +143,7 @@ _IN_FLOAT = (
     *(torch.Tensor.__pow__, torch.cosine_similarity, _functional.softmax, _functional.log_softmax),
     *(_functional.softplus, _functional.layer_norm, _functional.group_norm),
 )
-_enabled = torch.is_autocast_enabled
+_enabled, _enable = torch.is_autocast_enabled, torch.set_autocast_enabled
 _CUDA: Mapping[str, Callable[..., Any]] = {
     "is_available": lambda: True,
     "synchronize": lambda: None,
@@ -147,7 +159,9 @@ _CUDA: Mapping[str, Callable[..., Any]] = {
 for _name, _function in _CUDA.items():
     setattr(torch.cuda, _name, _function)
 torch.is_autocast_enabled = lambda device="cpu": _enabled(device)  # type: ignore[assignment]
-torch.autocast = _on_cpu(torch.autocast)  # type: ignore[misc]
+torch.autocast = torch.amp.autocast = _on_cpu(torch.autocast)  # type: ignore[misc]
+torch.cuda.amp.autocast = _older(torch.autocast)  # type: ignore[misc]
+torch.set_autocast_enabled = lambda *options: _enable(*(("cpu", *options)[-2:]))  # type: ignore[assignment]
 torch.amp.GradScaler = _on_cpu(torch.amp.GradScaler)  # type: ignore[misc]
 for _name in ("custom_fwd", "custom_bwd"):
     setattr(torch.amp, _name, _for_cpu(getattr(torch.amp, _name)))

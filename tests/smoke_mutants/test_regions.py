@@ -17,6 +17,34 @@ torch.autocast = Region
 """
 NEVER_OFF = _CLASS.format(options="(options | ({'enabled': True} if device == 'cuda' else {}))")
 ONE_TYPE = _CLASS.format(options="(options | ({'dtype': torch.float16} if options.get('dtype') else {}))")
+OLDER_NAME_NEVER_OFF = """
+import torch
+real = torch.cuda.amp.autocast
+class Region(real):
+    def __init__(self, enabled=True, dtype=torch.float16, cache_enabled=True):
+        super().__init__(True, dtype, cache_enabled)
+torch.cuda.amp.autocast = Region
+"""
+FUNCTION_NEVER_OFF = """
+import torch
+real = torch.set_autocast_enabled
+torch.set_autocast_enabled = lambda *options: real(*options) if options[1:] else None
+"""
+NEVER_OFF_IN_BFLOAT16 = """
+import torch
+class Region(torch.autocast):
+    inside = 0
+    def __init__(self, device, **options):
+        self.half = options.get('dtype') == torch.bfloat16
+        super().__init__(device, **(options | ({'enabled': True} if Region.inside else {})))
+    def __enter__(self):
+        Region.inside += self.half
+        return super().__enter__()
+    def __exit__(self, *error):
+        Region.inside -= self.half
+        return super().__exit__(*error)
+torch.autocast = Region
+"""
 STAYS_ON = """
 import torch
 class Region(torch.autocast):
@@ -43,6 +71,9 @@ OFF = ["dtypes", "unrounded_part_if_off", "enabled_if_off", "weights_cached_over
 MUTANTS = {
     "sound": ("", []),
     "a region that cannot turn it off": (NEVER_OFF, ["enabled_if_off", "unrounded_part_if_off", *OFF[::3]]),
+    "torch.cuda.amp's region that cannot turn it off": (OLDER_NAME_NEVER_OFF, ["dtypes"]),
+    "a function that cannot turn it off": (FUNCTION_NEVER_OFF, ["dtypes"]),
+    "a region that cannot turn BF16 off": (NEVER_OFF_IN_BFLOAT16, ["dtypes"]),
     "a region that ignores its type": (ONE_TYPE, ["dtypes"]),
     "a region that stays on after an error": (STAYS_ON, OFF[::3]),
     "a custom function under autocast": (NO_CUSTOM_CASTS, ["dtypes"]),

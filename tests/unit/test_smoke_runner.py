@@ -1,19 +1,25 @@
-"""The runner: whatever a check does, it gets a finding, and the next check runs."""
+"""The runner: whatever a check does, it gets a finding, and so do the others."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import subprocess
 import sys
+import time
 import venv
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from smoke_tests import runner
+from smoke_tests.runner import SIDE_BY_SIDE, Process
 from tests.smoke_suites import FACTS, SUITE, findings, run_suite, suite_with
 
 GOOD = """
@@ -108,11 +114,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(folder, found, {*suite.rglob("*")} - before)
 
 
-def test_the_next_check_runs_after_any_failure(ran: Ran) -> None:
+def test_the_other_checks_run_despite_any_failure(ran: Ran) -> None:
     """PYTEST_ADDOPTS has no effect. Modules of the image are found before those in pytest's folder."""
     passed = {name for name, found in ran.findings.items() if found["outcome"] == "passed"}
     assert passed == {"order", "probe", "zz-valid"}
-    assert list(ran.findings)[-1] == "zz-valid"
     assert len(ran.findings) == len(BAD) + len(MORE)
 
 
@@ -145,10 +150,85 @@ def test_a_check_that_hangs_ends_at_its_limit_with_its_children(ran: Ran) -> Non
 
 def test_checks_beyond_the_suites_time_limit_fail(tmp_path: Path) -> None:
     source = "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import time\n    time.sleep(600)\n"
-    suite = suite_with(tmp_path / "suite", {"test_bad.py": source, "test_zz_valid.py": GOOD})
+    bad = {f"test_bad{at}.py": source.replace("test_bad", f"test_bad{at}") for at in range(SIDE_BY_SIDE)}
+    suite = suite_with(tmp_path / "suite", bad | {"test_zz_valid.py": GOOD})
     found = findings(run_suite(suite, tmp_path, "--limit", "2"))
     assert {finding["outcome"] for finding in found.values()} == {"failed"}
-    assert found["bad"]["message"].startswith("timed out after")
+    assert found["bad0"]["message"].startswith("timed out after")
+    assert found["zz-valid"]["message"] == "not started: the suite's limit of 2 s was reached"
+
+
+def test_checks_of_tier_0_run_side_by_side(tmp_path: Path) -> None:
+    """Each of two checks waits until the other has started."""
+    source = """
+import pathlib, time
+
+@pytest.mark.tier(0)
+@pytest.mark.limit(60)
+def test_NAME(measure):
+    folder = pathlib.Path(FOLDER)
+    (folder / "NAME").touch()
+    while not (folder / "OTHER").exists():
+        time.sleep(0.01)
+    measure("x", 1)
+"""
+    checks = {
+        f"test_{name}.py": source.replace("NAME", name)
+        .replace("OTHER", other)
+        .replace("FOLDER", repr(str(tmp_path)))
+        for name, other in (("left", "right"), ("right", "left"))
+    }
+    found = findings(run_suite(suite_with(tmp_path / "suite", checks), tmp_path))
+    assert {finding["outcome"] for finding in found.values()} == {"passed"}
+
+
+TURN = """
+@pytest.mark.tier(1)
+def test_turn(measure):
+    import torch
+    pathlib.Path(FOLDER, "ran").touch()
+    measure("x", len(list(pathlib.Path(FOLDER).glob("imported-*"))))
+"""
+
+
+IMPORTED = "import os, pathlib\nfolder = pathlib.Path(FOLDER)\n(folder / f'imported-{os.getpid()}').touch()\n"
+# As torch does, it also fails when a program that failed to import it tries again.
+FAILS_ONCE = (
+    f"{IMPORTED}import sys\nif not (folder / 'failed').exists() or hasattr(sys, 'failed'):\n"
+    "    sys.failed = (folder / 'failed').touch()\n    raise ImportError\n"
+)
+
+
+@contextlib.contextmanager
+def waiting(folder: Path, torch: str = IMPORTED) -> Iterator[Process]:
+    """The process of a check that imports *torch*, as soon as the import has begun."""
+    place = repr(str(folder))
+    suite = suite_with(folder / "suite", {"test_turn.py": "import pathlib\n" + TURN.replace("FOLDER", place)})
+    (folder / "wheels").mkdir()
+    (folder / "wheels" / "torch.py").write_text(torch.replace("FOLDER", place))
+    (folder / "facts.json").write_text("{}")
+    options = Namespace(wheels=str(folder / "wheels"), facts=str(folder / "facts.json"))
+    check = Namespace(file="test_turn.py", function="test_turn")
+    with patch.object(runner, "HERE", suite), Process(check, options, waits=True) as process:
+        while not any(folder.glob("imported-*")):
+            time.sleep(0.01)
+        yield process
+
+
+@pytest.mark.parametrize("torch", [IMPORTED, FAILS_ONCE], ids=["imported", "fails once"])
+def test_a_process_imports_torch_and_waits_for_its_turn(torch: str, tmp_path: Path) -> None:
+    """If the import fails, the same process starts again: the check itself has to find the failure."""
+    with waiting(tmp_path, torch) as process:
+        time.sleep(0.2)
+        assert not (tmp_path / "ran").exists()
+        assert process.released()
+        assert process.finding(60)["outcome"] == "passed"
+
+
+def test_a_process_that_died_before_its_turn_is_not_released(tmp_path: Path) -> None:
+    with waiting(tmp_path, IMPORTED + "os.abort()\n") as process:
+        process._process.wait(60)
+        assert not process.released()
 
 
 @pytest.mark.parametrize("name", ["skips", "has_skip_mark", "xfails", "xpasses"])
