@@ -52,28 +52,22 @@ def open_revision(name: str, folder: Path) -> Revision:
     )
 
 
-# Settings of a repository that name programs, which git would start while it lists files.
-_NO_PROGRAMS = (
-    "-c",
-    "core.fsmonitor=false",
-    "-c",
-    "core.hooksPath=/dev/null",
-    "-c",
-    "core.untrackedCache=false",
-)
+# A repository's settings may name programs, which git would start; it would also start one to fetch an object
+# that is missing in a partial clone.
+_NO = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=false")
+_ENV = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+_SECONDS = 300  # time limit; a pipe may stand where git expects a file
 
 
 def checkout_files(folder: Path) -> dict[str, bool]:
     """The tracked (True) and untracked (False) files by path below *folder*, without those that git ignores.
 
     A path that ends with a slash, or that is a folder, is another repository. Tracked files may be missing.
-    git does not start programs that the repository's settings name.
-
     :raises ConfigError: git refuses the repository.
     :raises ToolMissing: git is not installed.
     """
     listing = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
-    listed = _git(folder, *_NO_PROGRAMS, *listing, own=False)
+    listed = _git(folder, *listing, own=False)
     if listed.returncode != 0:
         message = listed.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
         raise ConfigError(f"{folder}: git cannot list its files: {message}", hint="check: git status")
@@ -88,14 +82,20 @@ def in_checkout(folder: Path) -> bool:
 
 
 def _git(folder: Path, *arguments: str, own: bool = True) -> subprocess.CompletedProcess[bytes]:
-    """Run git in *folder*.
+    """Run git in *folder*; it does not start programs that the repository's settings name.
 
     :param own: False: ignore variables such as GIT_DIR, which git sets in a hook and which may name another
         repository.
+    :raises ConfigError: git does not end, or would have to fetch objects.
     """
-    env = None if own else {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    env = {name: text for name, text in os.environ.items() if own or not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), *_NO, *arguments]
     try:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, check=False, env=env)
+        found = subprocess.run(command, capture_output=True, check=False, env=env | _ENV, timeout=_SECONDS)
     except FileNotFoundError as error:
         raise ToolMissing("git: command not found", hint="install git: it reads the repository") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{folder}: git did not end", hint="check: git status") from error
+    if found.returncode and b"not allowed" in found.stderr:
+        raise ConfigError(f"{folder}: a partial clone, which lacks objects", hint="clone it without --filter")
+    return found
