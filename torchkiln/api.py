@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.errors import ConfigError
 from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
+from torchkiln.util.files import named
+from torchkiln.util.ownership import fault
 
 if TYPE_CHECKING:
     from torchkiln.attest.keys import KeyInRole
@@ -59,6 +61,12 @@ class Project:
     suite: Path | None = None  # the folder of smoke tests that reports must come from; None: torchkiln's own
     cache: Path | None = None  # None: $TORCHKILN_CACHE, else the user's cache folder
     say: Callable[[str], None] = lambda _: None  # receives each line of diagnostics
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # a default is in the current folder, which may be that of a stranger
+            value = getattr(self, each.name)
+            if isinstance(value, Path) and value != each.default and not fault(value):
+                object.__setattr__(self, each.name, named(value))
 
 
 def explain(cell: CellName, project: Project = Project()) -> Resolution:
@@ -109,8 +117,7 @@ def build(
     :raises Stale: there is no lock, or the matrix or the facts changed after it was made.
     :raises BuildFailed: a wheel, the base or the tools are not available as locked.
     """
-    from torchkiln.engine.build import BuildOptions
-    from torchkiln.engine.build import build as build_locked
+    from torchkiln.engine import build as engine
     from torchkiln.engine.environment import open_environment
     from torchkiln.engine.prerequisites import BaseSources
     from torchkiln.model.progress import Silent
@@ -121,12 +128,10 @@ def build(
     locked = folder.fresh(_cell(cell, folder), os.environ)
     folder.keep(locked)
     environment = open_environment(store, observer=Silent(), say=project.say)
-    options = BuildOptions(
-        sources=BaseSources(images=project.images, locked_only=locked_only), layer_format=layer_format
-    )
-    return build_locked(
-        locked, folder.matrix, folder.facts, project.layout.absolute(), environment, options=options
-    ).image
+    sources = BaseSources(images=project.images, locked_only=locked_only)
+    options = engine.BuildOptions(sources=sources, layer_format=layer_format)
+    layout = project.layout.absolute()
+    return engine.build(locked, folder.matrix, folder.facts, layout, environment, options=options).image
 
 
 def build_project(
@@ -158,14 +163,13 @@ def build_project(
     from torchkiln.matrix.tags import cell_named
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
-    from torchkiln.projects.build import build_project as build_source
-    from torchkiln.projects.build import source_of
+    from torchkiln.projects import build as projects
     from torchkiln.projects.choice import choice_of
     from torchkiln.projects.file import FILE, load_project
     from torchkiln.projects.source import ProjectRequest
 
     demand_own_layout(project.layout)
-    locks, store = _folder(project), _store(project)
+    folder, locks, store = named(folder), _folder(project), _store(project)
     if cell is not None:
         parent = _cell(cell, locks)
     elif (present := load_project(folder)) is not None:
@@ -175,8 +179,9 @@ def build_project(
             f"{folder}: there is no {FILE}", hint="name the cell: CellName(torch=..., cuda=...)"
         )
     choice = choice_of(extras, groups) if extras or groups else None
-    source = source_of(
-        ProjectRequest(folder=folder, cell=parent, choice=choice),
+    request = ProjectRequest(folder=folder, cell=parent, choice=choice)
+    source = projects.source_of(
+        request,
         locks,
         store,
         environ=os.environ,
@@ -186,7 +191,7 @@ def build_project(
     environment = open_environment(store, observer=Silent(), say=project.say)
     options = BuildOptions(sources=BaseSources(images=project.images), layer_format=layer_format)
     layout = project.layout.absolute()
-    return build_source(source, locks.matrix, locks.facts, layout, environment, options).built.image
+    return projects.build_project(source, locks.matrix, locks.facts, layout, environment, options).built.image
 
 
 def publish(

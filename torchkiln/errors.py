@@ -15,6 +15,7 @@ _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
+_MALFORMED = "the file is not the locked archive, or is malformed; nothing was stored"
 _LINE_LENGTH = 2000  # characters
 _LINE_END = 200  # characters at the end of a truncated line that are kept
 _LINES = 500
@@ -106,13 +107,7 @@ class BadWheel(BuildFailed):
 class BadArchive(BuildFailed):
     """An archive of NVIDIA's toolkit is invalid; the message names the archive and the reason."""
 
-    def __init__(
-        self,
-        archive: str,
-        reason: str,
-        *,
-        hint: str = "the file is not the locked archive, or is malformed; nothing was stored",
-    ) -> None:
+    def __init__(self, archive: str, reason: str, *, hint: str = _MALFORMED) -> None:
         super().__init__(f"{archive}: {reason}", hint=hint)
         self.archive = archive
         self.reason = reason

@@ -33,7 +33,6 @@ LAYERS = (
 def test_the_config_matches_the_plan() -> None:
     """Fields have their names in the OCI specification. Docker's health check counts in nanoseconds."""
     found = json.loads(describe(plan(titles=("base", "torch 2.7.1")), LAYERS).config)
-
     assert found == {
         "architecture": "amd64",
         "os": "linux",
@@ -65,7 +64,6 @@ def test_the_config_matches_the_plan() -> None:
 def test_the_manifest_names_config_and_layers() -> None:
     """Each has media type, digest and size; annotations are the date, and labels that registries show."""
     documents = describe(plan(), LAYERS)
-
     assert json.loads(documents.manifest) == {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -93,7 +91,6 @@ def test_the_manifest_names_config_and_layers() -> None:
 def test_the_digest_is_a_golden() -> None:
     """A change of the format changes every image's digest. If that is intended, raise `RECIPE`."""
     golden = "sha256:7700b65129adf03fec1d5bf433c53852bd1d8d39098aaccf00099c0e47968550"
-
     assert describe(plan(), LAYERS).manifest_digest == golden
 
 
@@ -101,7 +98,6 @@ def test_names_are_not_in_the_image() -> None:
     """Another tag, other aliases and the unpacked sizes of layers do not change the digest."""
     first = plan("a")
     second = dataclasses.replace(plan("b"), aliases=("latest",))
-
     assert describe(first, LAYERS) == describe(second, LAYERS)
 
 
@@ -118,9 +114,7 @@ def test_empty_fields_are_omitted() -> None:
         stop_signal="",
         healthcheck=None,
     )
-
     found = json.loads(describe(bare, ()).config)
-
     assert found["config"] == {}
     assert found["rootfs"] == {"type": "layers", "diff_ids": []}
 
@@ -132,7 +126,6 @@ def test_documents_are_canonical(epoch: int, size: int, title: str) -> None:
         title=title, blob=Blob(digest=Digest(ZERO), diff_id=Digest(ZERO), size=size, unpacked=size)
     )
     documents = describe(dataclasses.replace(plan(), epoch=epoch), (layer,))
-
     for document in (documents.config, documents.manifest):
         assert canonical_json(json.loads(document)) == document
 
@@ -161,7 +154,6 @@ def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path / "out")
         names = archive.getnames()
-
     assert validate(tmp_path / "out") == ()
     assert open_layout(tmp_path / "out").refs() == {"a": expected.manifest}
     assert names[:2] == ["oci-layout", "index.json"]
@@ -179,9 +171,7 @@ def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None
     with tarfile.open(tmp_path / "a.tar") as archive:
         names = archive.getnames()
         contents = {info.name: archive.extractfile(info).read() for info in archive if info.isfile()}  # type: ignore[union-attr]
-
     (found,) = json.loads(contents["manifest.json"])
-
     assert found["RepoTags"] == ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c", "ghcr.example/k:d"]
     assert digest(contents[found["Config"]]) == expected.config_digest
     assert [digest(contents[path]) for path in found["Layers"]] == [layer.digest for layer in expected.layers]
@@ -200,7 +190,6 @@ def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
     """The archive contains no time and no owner. Its order does not depend on the file system."""
     for folder in ("one", "two"):
         write_archive(image(tmp_path / folder), tmp_path / f"{folder}.tar", "docker-archive", ["kiln:a"])
-
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
 
 
@@ -217,7 +206,6 @@ def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
     expected = image(tmp_path)
     stream_archive(expected, pipe, "oci-archive")
     write_archive(expected, tmp_path / "a.tar", "oci-archive")
-
     assert pipe.getvalue() == (tmp_path / "a.tar").read_bytes()
 
 
@@ -228,10 +216,8 @@ def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.Mo
     write_archive(expected, target, "oci-archive")
     before = target.read_bytes()
     expected.layers[1].path.unlink()
-
     with pytest.raises(BuildFailed, match=r"a\.tar: the archive cannot be written: No such file"):
         write_archive(expected, target, "oci-archive")
-
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["a.tar"]
 
@@ -243,10 +229,9 @@ def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.Mon
 
     class Less:
         def __init__(self, found: object) -> None:
-            self.st_size = found.st_size - 1  # type: ignore[attr-defined]
+            self.st_size, self.st_mode = found.st_size - 1, found.st_mode  # type: ignore[attr-defined]
 
     monkeypatch.setattr(module.os, "fstat", lambda number: Less(size(number)))
-
     with pytest.raises(BuildFailed, match="changed while it was read"):
         write_archive(expected, tmp_path / "a.tar", "oci-archive")
 
@@ -254,9 +239,7 @@ def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
     """As with `build --format`, the file's name has tag and format; image names have repository and tag."""
     built = build(tmp_path)
-
     path = archive_image(built, "docker-archive", repository="pytorch-cuda", tags=("a", "v2.7"))
-
     assert path == tmp_path / "a.docker-archive.tar"
     with tarfile.open(path) as archive:
         listed = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]

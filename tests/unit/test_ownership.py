@@ -131,11 +131,11 @@ def test_a_cache_that_others_can_change_is_refused(root: Path, case: str) -> Non
 @pytest.mark.parametrize("case", [*CASES, *BELOW])
 def test_an_output_folder_that_others_can_change_is_refused(root: Path, case: str) -> None:
     option = layout_option()(lambda output: output)
-    callback = option.__click_params__[0].callback
-    assert callback(None, None, root) == root
+    convert = option.__click_params__[0].type.convert
+    assert convert(root, None, None) == root
     (CASES | BELOW)[case](root)
     with pytest.raises(ConfigError, match=r"the output folder .* can be changed by other users"):
-        callback(None, None, root)
+        convert(root, None, None)
 
 
 @needs_root
@@ -184,6 +184,15 @@ def test_files_of_the_cache_are_private_for_every_umask(tmp_path: Path, umask: i
     made = [tmp_path / "new", *(path for path in (tmp_path / "new").rglob("*") if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
     Store(tmp_path / "new" / "cache")
+
+
+def test_a_cache_that_another_user_creates_first_is_refused(tmp_path: Path) -> None:
+    """Between the check and the first file, as is possible in /tmp."""
+    store = Store(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(ConfigError, match="can be changed by other users"):
+        store.put_record("smoke", "key", {"a": 1})
 
 
 @needs_root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from torchkiln.errors import ConfigError
 from torchkiln.projects import code
 from torchkiln.projects.code import ProjectCode, read_code
+from torchkiln.util.git import open_revision
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n"
 
@@ -61,7 +63,6 @@ def test_in_a_checkout_what_git_does_not_ignore(checkout: Path) -> None:
     put(checkout, "lib/__pycache__/part.cpython-311.pyc")
     put(checkout, "new file.txt", "n")
     (checkout / "lib/part.py").unlink()
-
     assert paths(read_code(checkout)) == [".gitignore", "new file.txt", "train.py"]
 
 
@@ -75,7 +76,6 @@ def test_without_git_the_files_that_are_code(folder: Path) -> None:
     ):
         put(folder, path)
     put(folder, "cache/CACHEDIR.TAG")
-
     assert paths(read_code(folder)) == ["lib/part.py", "train.py"]
 
 
@@ -86,7 +86,6 @@ def test_the_same_files_whatever_modes_and_times_they_have(folder: Path) -> None
     second = read_code(folder)
     (folder / "train.py").chmod(0o700)
     third = read_code(folder)
-
     assert first == second
     assert [file.mode for file in third.files] == [0o644, 0o755]
 
@@ -97,12 +96,39 @@ def test_no_program_of_the_repository_runs(checkout: Path, tmp_path: Path) -> No
     hook.chmod(0o755)
     for name in ("core.fsmonitor", "core.sshCommand", "core.pager", "alias.ls-files", "diff.external"):
         git(checkout, "config", name, str(hook))
-
     read_code(checkout)
-
     assert not started.exists()
     subprocess.run(["git", "status"], cwd=checkout, check=False, capture_output=True)
     assert started.exists(), "the hook would have run"
+
+
+def test_a_partial_clone_fetches_nothing(checkout: Path, tmp_path: Path) -> None:
+    """To fetch an object that is missing, git would start the program that the repository names."""
+    started = tmp_path / "started"
+    settings = {
+        "extensions.partialClone": "origin",
+        "protocol.ext.allow": "always",
+        "remote.origin.promisor": 1,
+    }
+    for name, value in {**settings, "remote.origin.url": f"ext::sh -c touch% {started}"}.items():
+        git(checkout, "config", name, str(value))
+    shutil.rmtree(checkout / ".git/objects")
+    (checkout / ".git/objects").mkdir()
+    with pytest.raises(ConfigError):
+        open_revision("HEAD", checkout).read("train.py")
+    assert not started.exists()
+    subprocess.run(["git", "show", "HEAD:train.py"], cwd=checkout, check=False, capture_output=True)
+    assert started.exists(), "git alone starts it"
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_folders_that_are_nested_too_deep(folder: Path, repository: bool) -> None:
+    for count in range(0, 120, 1):
+        put(folder, "a/" * count + "x.py")
+        if repository:
+            git(folder / ("a/" * count), "init", "--quiet")
+    with pytest.raises(ConfigError, match="nested deeper than 100 levels"):
+        read_code(folder)
 
 
 def test_repositories_inside(checkout: Path) -> None:
@@ -114,7 +140,6 @@ def test_repositories_inside(checkout: Path) -> None:
     put(inner, "out/x")
     git(inner, "init", "--quiet")
     git(inner, "add", "--all")
-
     found = [path for path in paths(read_code(checkout)) if path.startswith("third/")]
     assert found == ["third/party/.gitignore", "third/party/code.py"]
 
@@ -127,16 +152,13 @@ def test_variables_of_a_hook_do_not_name_another_repository(
     put(checkout, "kept.log")
     git(checkout, "add", "--force", "kept.log")  # although .gitignore has *.log
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
-
     assert "kept.log" in paths(read_code(checkout))
 
 
 def test_links_inside_are_kept(folder: Path) -> None:
     (folder / "again.py").symlink_to("train.py")
     (folder / "lib/up").symlink_to("../lib")
-
     found = read_code(folder)
-
     assert [(link.path, link.target) for link in found.links] == [
         ("again.py", "train.py"),
         ("lib/up", "../lib"),
@@ -147,7 +169,6 @@ def test_links_inside_are_kept(folder: Path) -> None:
 def test_links_that_leave_the_folder_are_refused(folder: Path, target: str) -> None:
     (folder.parent / "outside").write_text("secret")
     (folder / "link").symlink_to(target.replace("/PROJ", str(folder)))
-
     with pytest.raises(ConfigError, match=r"link: a symbolic link to .*, which is outside of the folder"):
         read_code(folder)
 
@@ -157,7 +178,6 @@ def test_a_tracked_file_behind_a_new_link_is_refused(checkout: Path) -> None:
     (checkout / "lib/part.py").unlink()
     (checkout / "lib").rmdir()
     (checkout / "lib").symlink_to(outside.parent)
-
     with pytest.raises(ConfigError, match="its folder lib is a symbolic link"):
         read_code(checkout)
 
@@ -165,17 +185,14 @@ def test_a_tracked_file_behind_a_new_link_is_refused(checkout: Path) -> None:
 @pytest.mark.parametrize("name", [".wh.train.py", "lib/.wh..wh..opq", "a\nb.py", "a\x1b[31m.py"])
 def test_names_that_mean_something_else_are_refused(folder: Path, name: str) -> None:
     put(folder, name)
-
     with pytest.raises(ConfigError) as caught:
         read_code(folder)
-
     assert "\x1b" not in caught.value.message
     assert "deletes files of an image" in caught.value.message or "control characters" in caught.value.message
 
 
 def test_pipes_are_refused_without_waiting(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-
     with pytest.raises(ConfigError, match="pipe: not a regular file or a symbolic link"):
         read_code(folder)
 
@@ -199,7 +216,6 @@ def test_what_looks_like_a_secret_is_refused(checkout: Path, path: str, text: st
         read_code(checkout)
     git(checkout, "add", "--force", path)
     found = read_code(checkout)
-
     assert ".gitignore" in caught.value.hint
     assert found.notes == (f"{path} looks like a secret; it is in the image because git tracks it",)
 
@@ -207,23 +223,19 @@ def test_what_looks_like_a_secret_is_refused(checkout: Path, path: str, text: st
 @pytest.mark.parametrize("path", [".env.example", "certificate.pem", "environment.py", "id_rsa.pub"])
 def test_a_file_that_only_resembles_a_secret_is_copied(folder: Path, path: str) -> None:
     put(folder, path, "-----BEGIN CERTIFICATE-----")
-
     assert path in paths(read_code(folder))
 
 
 def test_too_much_names_the_largest(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MOST_BYTES", 1000)
     put(checkout, "model.ckpt", "0" * 2000)
-
     with pytest.raises(ConfigError, match=r"the largest: model.ckpt \(2.0 kB\), ") as caught:
         read_code(checkout)
-
     assert ".gitignore" in caught.value.hint
 
 
 def test_too_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MOST_FILES", 1)
-
     with pytest.raises(ConfigError, match=r"in 2 files; at most 67.1 MB in 1 files"):
         read_code(folder)
 
@@ -232,19 +244,16 @@ def test_a_layout_in_the_folder_is_no_code(checkout: Path) -> None:
     put(checkout, "images/oci-layout", "{}")
     put(checkout, "images/blobs/sha256/aa", "x")
     put(checkout, "images2/x.py")
-
     assert [path for path in paths(read_code(checkout)) if path.startswith("images")] == ["images2/x.py"]
 
 
 def test_a_folder_that_git_ignores_is_reported(checkout: Path) -> None:
     put(checkout, "data/train.py")
-
     with pytest.raises(ConfigError, match="no files to copy; git ignores all"):
         read_code(checkout / "data")
 
 
 def test_a_repository_that_git_refuses_is_reported(checkout: Path) -> None:
     (checkout / ".git/config").write_text("[broken\n")
-
     with pytest.raises(ConfigError, match=r"git cannot list its files: .*config"):
         read_code(checkout)

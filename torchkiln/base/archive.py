@@ -158,7 +158,7 @@ def read_committed(path: Path, limit: int) -> bytes | None:
     :raises ConfigError: it cannot be read.
     """
     try:
-        return read_file(path, limit)
+        return read_file(path, limit, follow=False)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -41,7 +41,7 @@ from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
 from torchkiln.oci.tar_reader import IteratorFile, TarReader, pieces_of
 from torchkiln.store.store import Store
-from torchkiln.util.files import remove_tree, write_atomic
+from torchkiln.util.files import delete, remove_tree, write_atomic
 
 if TYPE_CHECKING:
     from torchkiln.base.deb_archive import Debs
@@ -194,7 +194,7 @@ def commit_effects(images: Path, found: Made, store: Store) -> None:
     path = effects_path(images, found)
     effects = read_effects(None, found, store) or read_effects(images, found, store)
     if effects is None:
-        path.unlink(missing_ok=True)
+        delete(path)
     else:
         write_atomic(path, to_bytes(effects))
 

@@ -19,14 +19,15 @@ from torchkiln.base.debs import RECORDS as APT_RECORDS
 from torchkiln.engine.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.engine.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.errors import KilnError
-from torchkiln.locks.file import from_json
+from torchkiln.locks.file import LIMIT, from_json
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.lock import LockedBase, LockedTools, LockedWheel
-from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.oci.layout import open_layout
 from torchkiln.store.file_locks import in_use
 from torchkiln.store.store import Store, age
 from torchkiln.util.files import tree_size
+from torchkiln.util.strict_json import read_file
 
 DAY = 86400.0
 _MINUTE, _TEN_MINUTES, _HOUR = 60.0, 600.0, 3600.0
@@ -129,9 +130,9 @@ class _Marks:
             return  # deleted, or a build created the folder and ended before it wrote to it
         try:
             names: dict[str, list[str]] = {}
-            for ref, digest in open_layout(place).refs().items():
+            for ref, digest in (layout := open_layout(place)).refs().items():
                 names.setdefault(digest, []).append(ref)
-            images = [Layout(place).image(preferred_name(found)) for found in names.values()]
+            images = [layout.image(preferred_name(found)) for found in names.values()]
         except (KilnError, OSError) as error:
             self.unread.append(f"{place}: {error}; all of its blobs are kept")
             self._need(f"{place}, which cannot be read", _blobs_in(place))
@@ -156,7 +157,7 @@ class _Marks:
         """Mark the base of a lock: the distribution's archive may no longer have its packages."""
         try:
             if path.name == "lock.json":
-                locked = from_json(path.read_bytes(), where=str(path))
+                locked = from_json(read_file(path, LIMIT), where=str(path))
                 blobs = [found.digest for found in locked.artefacts]
                 self.sources |= source_paths(locked)
                 self.wheels |= {wheel_path(wheel): wheel for wheel in locked.wheels}
@@ -277,7 +278,6 @@ def _size(path: Path) -> int:
     """Bytes of a file or folder; 0: it does not exist."""
     if path.is_dir() and not path.is_symlink():
         return tree_size(path)[0]
-    try:
+    with contextlib.suppress(OSError):
         return path.lstat().st_size
-    except OSError:
-        return 0
+    return 0

@@ -102,20 +102,13 @@ def build(
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
         tree = lay_out(
-            plan,
-            store,
-            work / "toolkit",
-            archives=environment.archives,
-            observer=environment.observer,
+            plan, store, work / "toolkit", archives=environment.archives, observer=environment.observer
         )
         paths = _fetched(plan.locked.wheels, environment)
         check_metadata(plan.locked, store)
         fetched_at = time.monotonic()
         base = options.base or _BASE
-        contexts = {
-            "wheels": _linked(work / "wheels", paths),
-            "rootfs": _rootfs(work / "rootfs", plan),
-        }
+        contexts = {"wheels": _linked(work / "wheels", paths), "rootfs": _rootfs(work / "rootfs", plan)}
         if tree:
             contexts["toolkit"] = str(tree)
         if options.base is None:
@@ -133,10 +126,7 @@ def build(
             options=options,
         )
         digest = build_with_buildx(
-            request,
-            work / "metadata.json",
-            environ=environment.environ,
-            observer=environment.observer,
+            request, work / "metadata.json", environ=environment.environ, observer=environment.observer
         )
     now = time.monotonic()
     return EngineImage(

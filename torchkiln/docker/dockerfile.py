@@ -24,10 +24,12 @@ from torchkiln.model.recipe import PREFIX, USER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
+from torchkiln.util.strict_json import read_file
 
 ENTRY = "Dockerfile.j2"
 _MOST_MOUNTS = 8  # maximum of wheels that a step mounts one by one; more are copied in a stage of their own
 _WIDTH = 110
+_LIMIT = 1 << 20  # bytes of a template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,10 @@ def _texts(folder: Path) -> dict[str, str]:
         if path == folder:
             continue
         try:
-            found[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
+            text = read_file(path, _LIMIT, follow=False).decode().replace("\r\n", "\n")
+            found[path.relative_to(folder).as_posix()] = text
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}", hint="replace it with a regular file") from error
         except ValueError as error:
             raise ConfigError(f"{path}: {error}", hint="save the template as UTF-8") from error
     return found
@@ -140,8 +145,7 @@ def demand_full(locked: LockedCell) -> None:
         )
     if locked.device_code:
         raise ConfigError(
-            f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)",
-            hint=how,
+            f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)", hint=how
         )
 
 

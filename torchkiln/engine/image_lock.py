@@ -17,7 +17,7 @@ from torchkiln.locks.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.locks.lock import load_locked, on_base
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.labels import labels
-from torchkiln.oci.layout import ImageOnDisk, Layout
+from torchkiln.oci.layout import ImageOnDisk, Layout, open_layout
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 
@@ -43,7 +43,7 @@ def lock_of(image: ImageOnDisk, tag: str, layout: Path, images: Path, store: Sto
     own = labels(image).get("torchkiln.lock", "")
     if own in ("", lock_digest(committed)):
         return committed
-    for kept in _kept(own, image, Layout(layout), store):
+    for kept in _kept(own, image, open_layout(layout), store):
         found = on_base(committed, kept.base, kept.tools)
         if lock_digest(found) == own:
             return found
@@ -58,7 +58,7 @@ def _kept(digest: str, image: ImageOnDisk, layout: Layout, store: Store) -> Iter
     """The locks that are kept for *image*, whose config has the *digest* of its lock."""
     # A lock can be damaged, or written by another version of torchkiln.
     with suppress(OSError, Stale):
-        yield from_json(read_file(layout.lock(image.manifest), LIMIT))
+        yield from_json(read_file(layout.lock(image.manifest), LIMIT, follow=False))
     if kept := kept_lock(digest, store):
         yield kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -24,6 +25,7 @@ from torchkiln.util.http.failures import certificate_fault, reason_of, status_te
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
 from torchkiln.util.http.session import LimitedSession, Network
+from torchkiln.util.strict_json import open_plain
 
 TIMEOUT = (15.0, 60.0)  # time limits in seconds: to connect, and between two bytes
 WORKERS = 16
@@ -221,8 +223,8 @@ class FileAdapter(HTTPAdapter):
         """The file, or the requested range of it; 404 if it cannot be read."""
         path = Path(unquote(urlsplit(request.url or "").path))
         try:
-            body: BinaryIO = path.open("rb")
-            size = path.stat().st_size
+            body: BinaryIO = open_plain(path)
+            size = os.fstat(body.fileno()).st_size
         except OSError:
             return self.build_response(
                 request, HTTPResponse(body=BytesIO(), status=404, preload_content=False)

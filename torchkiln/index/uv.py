@@ -184,9 +184,7 @@ def watch(process: subprocess.Popen[bytes], relay: Relay | None) -> KilnError | 
         since = time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_POLL)
-            if process.returncode < 0:
-                return _limit_exceeded(f"{CPU} seconds of processor time")
-            return None
+            return _limit_exceeded(f"{CPU} seconds of processor time") if process.returncode < 0 else None
         if relay and relay.failures:
             return None
         if _resident(process.pid) > MEMORY:

@@ -161,6 +161,4 @@ def lock_thin(
         inputs=inputs_digest(resolution, bound),
         device_code=DeviceCode(rule=DEVICE_CODE_RULE, gpus=cell.gpus, wheels=wheels, own_use=cell.own_use),
     )
-    if previous and replace(previous, layers=locked.layers) == locked:
-        return previous
-    return locked
+    return previous if previous and replace(previous, layers=locked.layers) == locked else locked

@@ -13,6 +13,7 @@ from torchkiln.locks.lock import how_to_lock, inputs_digest, load_locked, some_o
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
+from torchkiln.util.strict_json import holds
 
 
 def outdated(locked: LockedCell, resolution: Resolution, bound: tuple[str, ...]) -> str:
@@ -64,7 +65,7 @@ def staleness(
     elif tools is not None and tools != locked.tools:
         reasons.append(f"its tools differ from {tools.name}.json")
     file = images / tag_of(resolution) / "requirements.txt"
-    if not file.is_file() or file.read_bytes() != requirements_txt(locked):
+    if not holds(file, requirements_txt(locked)):
         reasons.append("requirements.txt does not match lock.json")
     if below is not None and not reasons:
         return _differing_below(images, locked, below)

@@ -207,7 +207,7 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
             f"{tag[:200]!r} is not the tag of an image", hint="`torchkiln list --all` shows all tags"
         )
     try:
-        data = read_file(path, LIMIT)
+        data = read_file(path, LIMIT, follow=False)
     except FileNotFoundError:
         how = how or f"torchkiln lock {tag}"
         raise Stale(f"{path}: no such file: the cell is not locked yet", hint=f"run: {how}") from None
@@ -281,7 +281,7 @@ def _with_any(images: Path, resolution: Resolution, *words: bytes) -> LockedCell
         return None
     tag = tag_of(resolution)
     try:
-        data = (images / tag / "lock.json").read_bytes()
+        data = read_file(images / tag / "lock.json", LIMIT, follow=False)
         return load_locked(images, tag) if any(word in data for word in words) else None
     except (OSError, Stale):
         return None

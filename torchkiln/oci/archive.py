@@ -24,6 +24,7 @@ from torchkiln.oci.layout import REF_NAME, VERSION, ImageOnDisk, index_document,
 from torchkiln.oci.tar import END, header, padding
 from torchkiln.oci.tar_reader import Stream
 from torchkiln.util.files import replacing
+from torchkiln.util.strict_json import open_plain
 
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
@@ -90,7 +91,7 @@ def stream_archive(
     for folder in ("blobs", "blobs/sha256"):
         out.write(header(folder, mode=0o755, mtime=0, directory=True))
     for digest, path in blobs.items():
-        with path.open("rb") as blob:
+        with open_plain(path, follow=False) as blob:
             write_member(out, _blob_path(digest), blob, size=os.fstat(blob.fileno()).st_size)
     out.write(END)
 

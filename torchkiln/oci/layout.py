@@ -9,15 +9,14 @@ build changes no name, and parallel builds keep each other's names.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.matrix.tags import preferred_name
@@ -29,8 +28,9 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import check_directory, check_file, descriptors, diff_ids, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
-from torchkiln.util.files import replacing
+from torchkiln.util.files import folder_at, named, replacing
 from torchkiln.util.schema import shown
+from torchkiln.util.strict_json import holds
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -130,6 +130,10 @@ def open_layout(path: Path) -> Layout:
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory", hint="name the folder that torchkiln build wrote")
+    return _open(named(path))
+
+
+def _open(path: Path) -> Layout:
     version = read_document(path / "oci-layout").get("imageLayoutVersion")
     if version != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
@@ -146,8 +150,8 @@ def prune(path: Path) -> int:
 
     :raises VerificationFailed: a manifest cannot be read, so its blobs are unknown; nothing is deleted.
     """
-    with _locked(path):
-        return _prune(open_layout(path))
+    with locked(path):
+        return _prune(_open(path))
 
 
 class Layout:
@@ -285,10 +289,11 @@ def index_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _locked(layout: Path) -> Iterator[None]:
+def locked(layout: Path) -> Iterator[None]:
     """Lock *layout*, created if missing. Without the lock, another process could prune blobs just added."""
-    layout.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with FileLock(layout / ".lock"):
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with folder_at(layout, make=0o755) as folder, open(os.open(folder / ".lock", flags, 0o644)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -296,7 +301,7 @@ def _locked(layout: Path) -> Iterator[None]:
 def _writing(path: Path) -> Iterator[Layout]:
     """The locked layout at *path*, created if missing; an OSError in the block becomes a BuildFailed."""
     try:
-        with _locked(path):
+        with locked(path):
             yield _create(path)
     except OSError as error:
         raise BuildFailed(
@@ -313,10 +318,10 @@ def _create(path: Path) -> Layout:
             raise VerificationFailed(f"{path}: {why}", hint=hint)
         _replace(path / "oci-layout", canonical_json(VERSION))
         _replace(path / "index.json", canonical_json(index_document([])))
-    for folder in (path / "blobs", path / "blobs" / "sha256", path / _LOCKS):
-        folder.mkdir(mode=0o755, exist_ok=True)
-        check_directory(folder)
-    return open_layout(path)
+    for folder in (path / "blobs" / "sha256", path / _LOCKS):
+        with folder_at(folder, make=0o755):
+            pass
+    return _open(path)
 
 
 def _place(source: Path, target: Path, layer: ImageLayer) -> None:
@@ -326,24 +331,25 @@ def _place(source: Path, target: Path, layer: ImageLayer) -> None:
         raise BuildFailed(f"{what} is missing or truncated in the cache", hint="build again")
     if _is_copy(source, target):
         return
-    temporary = _neighbour(target)
-    try:
+    with folder_at(target.parent) as folder:
+        temporary = folder / f".{target.name}.{secrets.token_hex(4)}"  # `_sweep` deletes what is left
         try:
-            os.link(source, temporary)
-        except OSError:  # another file system, no hard links, too many of them, or another user's file
-            shutil.copyfile(source, temporary)
-            temporary.chmod(0o444)
-            time = source.stat().st_mtime_ns
-            os.utime(temporary, ns=(time, time))
-        os.replace(temporary, target)  # atomic: a reader finds the old file or the new one
-    finally:
-        temporary.unlink(missing_ok=True)
+            try:
+                os.link(source, temporary)
+            except OSError:  # another file system, no hard links, too many of them, or another user's file
+                shutil.copyfile(source, temporary)
+                temporary.chmod(0o444)
+                time = source.stat().st_mtime_ns
+                os.utime(temporary, ns=(time, time))
+            os.replace(temporary, folder / target.name)  # atomic: a reader finds the old file or the new one
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _is_copy(source: Path, target: Path) -> bool:
     """Whether *target* is a hard link to *source*, or a copy with its size and time."""
     try:
-        stored, placed = source.stat(), target.stat()
+        stored, placed = source.stat(), target.lstat()
     except FileNotFoundError:
         return False
     return os.path.samestat(stored, placed) or (
@@ -353,9 +359,8 @@ def _is_copy(source: Path, target: Path) -> bool:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a document atomically and sync it: without that, a power cut could leave an empty index."""
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
-            return
+    if holds(path, data):
+        return
     with replacing(path) as temporary, temporary.open("wb") as out:
         temporary.chmod(0o644)
         out.write(data)
@@ -363,29 +368,25 @@ def _replace(path: Path, data: bytes) -> None:
         os.fsync(out.fileno())
 
 
-def _neighbour(path: Path) -> Path:
-    """A temporary path in the same folder; `_sweep` deletes what is left there."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
 def _prune(layout: Layout) -> int:
     needed = {layout.blob(digest).name for digest in layout.needed()}
-    blobs, locks = layout.path / "blobs" / "sha256", layout.path / _LOCKS
-    found = (*blobs.iterdir(), *locks.glob("*.json"))
-    return _sweep(layout) + _deleted(path for path in found if path.name.removesuffix(".json") not in needed)
+    found = ((_LOCKS, "*.json"), ("blobs/sha256", "*"))
+    return _sweep(layout) + sum(_deleted(layout.path / folder, names, needed) for folder, names in found)
 
 
 def _sweep(layout: Layout) -> int:
     """Delete leftover temporary files (the caller holds the lock); return the bytes freed."""
-    folders = (layout.path, layout.path / "blobs" / "sha256", layout.path / _LOCKS)
-    return _deleted(path for folder in folders for path in folder.glob(".*.????????"))
+    return sum(_deleted(layout.path / folder, ".*.????????") for folder in (".", "blobs/sha256", _LOCKS))
 
 
-def _deleted(paths: Iterable[Path]) -> int:
+def _deleted(path: Path, names: str, needed: Container[str] = ()) -> int:
+    """Delete the files in the folder *path* that are not *needed*; return the bytes freed."""
     freed = 0
-    for path in paths:
-        freed += path.lstat().st_size
-        path.unlink()
+    with contextlib.suppress(FileNotFoundError), folder_at(path) as folder:
+        for found in folder.glob(names):
+            if found.name.removesuffix(".json") not in needed:
+                freed += found.lstat().st_size
+                found.unlink()
     return freed
 
 

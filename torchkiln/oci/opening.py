@@ -6,6 +6,7 @@ Engines do the same and ignore the media type; readers compare the diff_id.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torchkiln.errors import VerificationFailed, printable
 from torchkiln.model.digest import Digest
 from torchkiln.oci.compression import HEAD, of_head
 from torchkiln.oci.tar_reader import RATIO, most_unpacked, pieces_of
+from torchkiln.util.strict_json import open_plain
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -34,14 +36,15 @@ def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None
     :raises OSError: *blob* cannot be opened.
     :raises ValueError: the beginning of *blob* is damaged.
     """
-    with blob.open("rb") as head:
-        compression = of_head(head.read(HEAD))
-    file = cast(BinaryIO, BufferedReader(_Counted(blob, on_read), _PIECE)) if on_read else None
+    file = open_plain(blob, follow=False)
+    number = file.fileno()
+    compression, limit = of_head(os.pread(number, HEAD, 0)), most_unpacked(os.fstat(number).st_size)
+    source = cast(BinaryIO, BufferedReader(_Counted(file, on_read), _PIECE)) if on_read else file
     try:
-        stream = compression.open_ahead(blob) if ahead else compression.open(file or blob)
+        stream = compression.open_ahead(source) if ahead else compression.open(source)
     except EOFError as error:
+        file.close()
         raise ValueError(f"the data is damaged: {error}") from error
-    limit = most_unpacked(blob.stat().st_size)
 
     def over() -> ValueError:
         return ValueError(f"the blob unpacks to more than {limit} bytes, {RATIO} times its size")
@@ -76,10 +79,8 @@ def verified_layer(
             deque(content, maxlen=0)
         except ValueError as error:
             raise _unreadable(blob, error) from error
-    if (found := f"sha256:{hasher.hexdigest()}") != diff_id:
-        raise VerificationFailed(
-            f"{blob.name}: diff_id mismatch: expected {diff_id}, got {found}", hint=_HINT
-        )
+    if (got := f"sha256:{hasher.hexdigest()}") != diff_id:
+        raise VerificationFailed(f"{blob.name}: diff_id mismatch: expected {diff_id}, got {got}", hint=_HINT)
 
 
 def _unreadable(blob: Path, error: Exception) -> VerificationFailed:
@@ -97,8 +98,8 @@ def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> Bina
 class _Counted(FileIO):
     """A file that reports how much was read of it."""
 
-    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
-        super().__init__(path, "rb")
+    def __init__(self, file: BinaryIO, on_read: Callable[[int], None]) -> None:
+        super().__init__(file.fileno(), "rb", closefd=False)
         self._on_read = on_read
 
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:

@@ -19,6 +19,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.plan.plan import plan
 from torchkiln.util.places import ROOTFS, how_to_restore
+from torchkiln.util.strict_json import read_with_mode
 
 # tar, COPY of a Dockerfile and a shell read these names in the same way.
 _NAME = re.compile(r"[A-Za-z0-9._+@][A-Za-z0-9._+@-]*")
@@ -79,19 +80,16 @@ def _read(folder: Path, faults: list[str]) -> dict[str, OverlayFile]:
     files: dict[str, OverlayFile] = {}
     for above, folders, names in os.walk(folder, followlinks=False):
         # Skips the caches of Python, mypy and similar tools.
-        folders[:] = [
-            name
-            for name in folders
-            if name != "__pycache__" and not Path(above, name, "CACHEDIR.TAG").exists()
-        ]
+        caches = {name for name in folders if Path(above, name, "CACHEDIR.TAG").exists()} | {"__pycache__"}
+        folders[:] = [name for name in folders if name not in caches]
         for name in [*names, *(name for name in folders if Path(above, name).is_symlink())]:
             path = Path(above, name)
-            mode = path.lstat().st_mode
-            if not stat.S_ISREG(mode):
-                faults.append(f"{path}: only regular files can go into an image")
+            try:
+                data, mode = read_with_mode(path, 1 << 30, follow=False)
+            except OSError as error:
+                faults.append(f"{path}: only regular files can go into an image: {error.strerror}")
                 continue
             place = path.relative_to(folder).as_posix()
-            data = path.read_bytes()
             files[place] = OverlayFile(path=place, mode=0o755 if mode & stat.S_IXUSR else 0o644, data=data)
     return files
 

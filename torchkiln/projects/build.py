@@ -268,10 +268,7 @@ def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environ
 
 
 def with_project_wheels(
-    source: ProjectSource,
-    cell: LockedCell,
-    environment: Environment,
-    locate: Callable[[PythonArchive], str],
+    source: ProjectSource, cell: LockedCell, environment: Environment, locate: Callable[[PythonArchive], str]
 ) -> Environment:
     """*environment* with a fetcher that also provides the project's wheels that no index has.
 

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from torchkiln.errors import ConfigError, printable
 from torchkiln.model.plan import WHITEOUT, OverlayFile, OverlayLink
+from torchkiln.util.files import folder_at
 from torchkiln.util.git import checkout_files, in_checkout
 from torchkiln.util.sizes import size
 from torchkiln.util.strict_json import read_with_mode
 
 MOST_BYTES = 64 << 20  # data sets and checkpoints are mounted, not copied with each change of the code
 MOST_FILES = 20_000
+_DEEPEST = 100  # levels of folders
 _LISTED = 10  # most lines of a message
 _SHOWN = 3  # largest files in a message
 _NEVER = frozenset({".git", "__pycache__"})  # left out, even if git tracks them
@@ -86,15 +88,12 @@ def code_paths(folder: Path, without: Collection[str] = ()) -> dict[str, bool]:
     listed = dict(_checkout(folder, "") if in_checkout(folder) else _walk(folder))
     layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
     apart = (*layouts, *(f"{path}/" for path in without))
-    return {
-        path: tracked
-        for path, tracked in listed.items()
-        if not path.startswith(apart) and path not in without
-    }
+    return {path: is_in for path, is_in in listed.items() if not (path.startswith(apart) or path in without)}
 
 
 def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:
     """The files of a checkout and of the repositories nested in it, and whether git tracks each."""
+    _demand_shallow(folder, below)
     for name, tracked in checkout_files(folder / below).items():
         path = posixpath.join(below, name.rstrip("/"))
         if not _NEVER.isdisjoint(path.split("/")):
@@ -110,6 +109,7 @@ def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:
 def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
     """The files of a folder without git that are likely to be code; none of them is tracked."""
     for above, folders, names in os.walk(folder, followlinks=False):
+        _demand_shallow(folder, os.path.relpath(above, folder))
         links = [name for name in folders if Path(above, name).is_symlink()]
         folders[:] = [
             name
@@ -122,6 +122,12 @@ def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
         ]
         for name in (*names, *links):
             yield Path(above, name).relative_to(folder).as_posix(), False
+
+
+def _demand_shallow(folder: Path, below: str) -> None:
+    """:raises ConfigError: the folder *below* in *folder* is nested too deep."""
+    if below.count("/") > _DEEPEST:
+        raise ConfigError(f"{folder}: nested deeper than {_DEEPEST} levels", hint=f"look at {below[:80]}…")
 
 
 def _status(folder: Path, path: str, plain: set[str]) -> os.stat_result | None:
@@ -176,7 +182,8 @@ def _read(
         if fault := _name_fault(path):
             faults.append(f"{printable(path)}: {fault}")
         elif stat.S_ISLNK(status.st_mode):
-            target = os.readlink(folder / path)
+            with folder_at((folder / path).parent) as above:
+                target = os.readlink(above / posixpath.basename(path))
             if fault := _link_fault(folder, path, target):
                 faults.append(f"{path}: {fault}")
             links.append(OverlayLink(path=path, target=target))

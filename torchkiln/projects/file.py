@@ -71,7 +71,7 @@ def load_project(folder: Path) -> ProjectLock | None:
     """
     path = folder / FILE
     try:
-        data = read_file(path, LIMIT)
+        data = read_file(path, LIMIT, follow=False)
     except FileNotFoundError:
         return None
     except OSError as error:

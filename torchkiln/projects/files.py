@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def target_inside(root: Path, path: Path) -> Path:
         raise ValueError(error.strerror or "cannot be read") from None
     except RuntimeError:  # Python 3.10 to 3.12: a loop of links
         raise ValueError("too many levels of symbolic links") from None
-    if not target.is_relative_to(root.resolve()):
+    if not target.is_relative_to(os.path.abspath(root)):  # `root` has no links, or was replaced by one
         raise ValueError("not a file in the project's folder")
     return target
 

@@ -51,6 +51,7 @@ from torchkiln.projects.symbols.libraries import (
 )
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
+from torchkiln.util.files import delete
 from torchkiln.util.sizes import size
 from torchkiln.wheel.metadata import metadata_in
 
@@ -289,7 +290,7 @@ def save_locked(folder: Path, lock: ProjectLock, store: Store) -> Path:
     if lock.apt:
         commit_effects(folder, lock.apt, store)
     else:
-        (folder / APT_EFFECTS).unlink(missing_ok=True)
+        delete(folder / APT_EFFECTS)
     return save_project(folder, lock)
 
 

@@ -29,8 +29,7 @@ _PROTECTED = re.compile(
 )
 
 _Variable = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"'),
+    str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"')
 ]
 _Package = Annotated[
     str,
@@ -53,10 +52,9 @@ class ProjectSettings:
         tuple[fields.AptPackage, ...],
         Meta(max_length=200, description="packages of the image's OS, installed with their dependencies"),
     ] = ()
-    env: Annotated[
-        Mapping[_Variable, fields.Line],
-        Meta(description="environment variables"),
-    ] = field(default_factory=dict)
+    env: Annotated[Mapping[_Variable, fields.Line], Meta(description="environment variables")] = field(
+        default_factory=dict
+    )
     test: Annotated[
         tuple[fields.Line, ...],
         Meta(max_length=200, description="the project's own test, which `project smoke` runs"),

@@ -177,9 +177,8 @@ def _far_behind(
 
 def _far(version: str, newest: str) -> bool:
     old, new = Version(version), Version(newest)
-    if old.epoch != new.epoch or old.major != new.major:
-        return old < new
-    return new.minor - old.minor > _MINORS
+    same = (old.epoch, old.major) == (new.epoch, new.major)
+    return new.minor - old.minor > _MINORS if same else old < new
 
 
 def _pairs(versions: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NOTICE_SECONDS = 1.5  # of waiting before `on_wait` is called
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _POLL_SECONDS = 0.05  # polled, because a blocking flock in a thread cannot be cancelled
 
 
@@ -107,7 +108,7 @@ def in_use(folder: Path) -> bool:
 def holder(path: Path) -> Holder | None:
     """The present holder of *path*; None: it is free, even if a dead process left the file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError:
         return None
     try:
@@ -136,7 +137,7 @@ def clear(path: Path) -> bool:
 
 def _try(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
     """The descriptor of the lock; None: another process holds it."""
-    descriptor, locked = os.open(path, flags | os.O_CLOEXEC, 0o666), False
+    descriptor, locked = os.open(path, flags | _FLAGS, 0o666), False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The former holder may have deleted the file since we opened it; then this lock has no effect.

@@ -15,6 +15,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchkiln.util.files import named
+from torchkiln.util.strict_json import open_plain
+
 VARIABLE = "TORCHKILN_CACHE_SHARED"
 _READ = 1 << 20
 _LARGEST = 20_000_000_000  # bytes of a file of unknown size; torch's wheel has 821 MB
@@ -23,8 +26,8 @@ _KINDS = ("blobs", "wheels")  # files named by their hash; the other folders are
 
 def shared_folder() -> Path | None:
     """The folder in $TORCHKILN_CACHE_SHARED."""
-    named = os.environ.get(VARIABLE)
-    return Path(named).absolute() if named else None
+    given = os.environ.get(VARIABLE)
+    return named(Path(given).absolute()) if given else None
 
 
 def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
@@ -33,23 +36,20 @@ def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
     :param size: bytes; 0: not known.
     :raises OSError: *into* cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            parent = stack.enter_context(_opened(folder, place.parent))
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            source = os.open(place.name, flags, dir_fd=parent)
-            stack.callback(os.close, source)
-            found = os.fstat(source)
-        except OSError:
-            return False
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or (size and found.st_size != size):
+    try:
+        source = open_plain(folder / place, follow=False)
+    except OSError:
+        return False
+    with source:
+        found = os.fstat(source.fileno())
+        if found.st_size > _LARGEST or (size and found.st_size != size):
             return False
         hasher, left = hashlib.sha256(), found.st_size
         out = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(out, "wb") as sink:
             while left:
                 try:
-                    data = os.read(source, min(_READ, left))
+                    data = source.read(min(_READ, left))
                 except OSError:
                     break
                 if not data:
@@ -64,7 +64,7 @@ def offer(folder: Path, place: Path, file: Path) -> None:
     """Copy the verified *file* to *place* (relative) in *folder* unless it exists; errors are ignored."""
     if place.parts[0] not in _KINDS or not folder.is_dir():
         return
-    with contextlib.suppress(OSError), _opened(folder, place.parent, make=True) as parent:
+    with contextlib.suppress(OSError), _opened(folder, place.parent) as parent:
         if place.name in os.listdir(parent):
             return
         temporary = f".{secrets.token_hex(8)}"
@@ -81,17 +81,16 @@ def offer(folder: Path, place: Path, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, below: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder *below* (relative) in *folder*."""
+def _opened(folder: Path, below: Path) -> Iterator[int]:
+    """A descriptor of the folder *below* (relative) in *folder*, created if missing."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     here = os.open(folder, flags)
     try:
         for part in below.parts:
             new = False
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=here)
-                    new = True
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=here)
+                new = True
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=here)
             if new:  # the same permissions as the shared folder
                 os.fchmod(inner, stat.S_IMODE(os.fstat(here).st_mode))

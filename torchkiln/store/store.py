@@ -36,7 +36,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store import shared as shared_cache
 from torchkiln.store.file_locks import Holder, acquire, clear, hold, holder
 from torchkiln.util import scratch
-from torchkiln.util.files import private_folder, remove_tree
+from torchkiln.util.files import folder_at, named, private_folder, remove_tree
 from torchkiln.util.ownership import require_private
 
 _GATE = "gate"  # the lock held while a process claims files, or removes unclaimed files
@@ -61,7 +61,7 @@ class Store:
         self, root: Path, *, on_wait: Callable[[Holder], None] = lambda _: None, shared: Path | None = None
     ) -> None:
         _require_private(root)
-        self.root = root
+        self.root, self._named = named(root), root
         self.shared = shared or shared_cache.shared_folder()
         self._on_wait = on_wait
 
@@ -91,9 +91,9 @@ class Store:
 
     def adopt(self, temporary: Path, place: Path) -> Path:
         """Move a complete, verified temporary file to *place*, read-only; atomic."""
-        private_folder(place.parent)
         temporary.chmod(0o444)
-        os.replace(temporary, place)
+        with folder_at(place.parent, make=0o700) as folder:
+            os.replace(temporary, folder / place.name)
         if self.shared:
             shared_cache.offer(self.shared, place.relative_to(self.root), place)
         return place
@@ -242,12 +242,11 @@ class Store:
         for path in paths:
             try:
                 os.replace(path, place := self.temporary("aside"))
+                aside.append(place)
             except FileNotFoundError:
                 continue
             except (OSError, BuildFailed):  # on a full disk even a rename may fail
                 aside.append(path)
-            else:
-                aside.append(place)
         return aside
 
     def _token(self) -> str:
@@ -255,9 +254,9 @@ class Store:
         with _guard:
             if key not in _tokens:
                 token = f"{os.getpid()}.{secrets.token_hex(4)}"
-                acquire(
-                    self._folder("locks") / f"process-{token}", "works in tmp/"
-                )  # until this process ends
+                lock = self._folder("locks") / f"process-{token}"
+                _require_private(self.root)  # again: if it was missing, another user may have created it
+                acquire(lock, "works in tmp/")  # until this process ends
                 _tokens[key] = token
             return _tokens[key]
 
@@ -282,7 +281,7 @@ class Store:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             free = "free space (torchkiln cache prune), or " if full else ""
             raise BuildFailed(
-                f"cannot write to the cache {self.root}: {error.strerror}",
+                f"cannot write to the cache {self._named}: {error.strerror}",
                 hint=f"{free}set TORCHKILN_CACHE to a writable folder",
             ) from error
 

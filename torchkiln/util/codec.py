@@ -69,9 +69,7 @@ def _written(kind: type) -> tuple[tuple[str, Any, bool], ...] | None:
     """Name, default, and whether INLINE, of each written field of *kind*; None: *kind* is no data class."""
     if not is_dataclass(kind):
         return None
-    return tuple(
-        (field.name, _default(field), INLINE in field.metadata) for field in fields(kind) if field.compare
-    )
+    return tuple((one.name, _default(one), INLINE in one.metadata) for one in fields(kind) if one.compare)
 
 
 def _default(field: Field[Any]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,200}")
 VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,200}")
@@ -23,11 +24,11 @@ def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) 
     """
     fields: dict[str, list[str]] = {}
     last = ""
-    for number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(chain(lines, ("",)), 1):
         line = raw.rstrip()
         if not line:
             if fields:
-                yield _joined(fields)
+                yield {name: "\n".join(values) for name, values in fields.items()}
             fields, last = {}, ""
         elif line[0] in " \t":
             if not last:
@@ -41,9 +42,3 @@ def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) 
             if last in fields and last not in repeated:
                 raise ValueError(f"line {number}: duplicate field {name[:80]!r} in one paragraph")
             fields[last] = [value.strip()]
-    if fields:
-        yield _joined(fields)
-
-
-def _joined(fields: dict[str, list[str]]) -> dict[str, str]:
-    return {name: "\n".join(lines) for name, lines in fields.items()}

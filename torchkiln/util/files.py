@@ -22,40 +22,70 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_AT_FDCWD = -100  # from linux/fcntl.h
+_HERE = -100  # AT_FDCWD from linux/fcntl.h
 _RENAME_EXCHANGE = 2  # from linux/fs.h
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
 STEP = 8 << 20
 _LAG = 64 << 20  # bytes; pages that were written so many bytes before are probably on the disk
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write *data* to *path* through a temporary file beside it; creates the parent folder.
+def named(path: Path) -> Path:
+    """*path*, which the user wrote, with its symbolic links resolved; *path* itself if it has none."""
+    real = os.path.realpath(path)
+    return path if real == os.path.abspath(path) else Path(real)
 
-    :raises OSError: the folder cannot be written or the disk is full; *path* is then unchanged.
+
+@contextlib.contextmanager
+def folder_at(path: Path, *, make: int = 0) -> Iterator[Path]:
+    """A path of the folder *path* that stays the same folder; *make*: create missing folders with this mode.
+
+    No symbolic link in *path* is followed, even if it replaces a folder at this moment: folders of a project,
+    a layout or a bundle are not trusted. `named` resolves the links in a path that the user wrote.
+
+    :raises OSError: it cannot be opened or created, or a part of *path* is a symbolic link.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
+    place = Path("/" if path.is_absolute() else ".")
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, here := os.open(place, _FOLDER))
+        for part in path.parts[path.is_absolute() :]:
+            place /= part
+            try:
+                if make and not os.access(part, os.F_OK, dir_fd=here, follow_symlinks=False):
+                    with contextlib.suppress(FileExistsError):  # another process has just created it
+                        os.mkdir(part, make, dir_fd=here)
+                opened.callback(os.close, here := os.open(part, _FOLDER, dir_fd=here))
+            except OSError as error:
+                if place.is_symlink():
+                    raise OSError(errno.ELOOP, f"{place} is a symbolic link") from None
+                error.filename = str(place)
+                raise
+        fixed = Path(f"/proc/self/fd/{here}")
+        try:
+            yield fixed if fixed.is_dir() else path
+        except OSError as error:
+            if error.filename:
+                error.filename = str(error.filename).replace(str(fixed), str(path))
+            raise
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write *data* to *path*, as `replacing` does."""
+    with replacing(path) as temporary:
         temporary.write_bytes(data)
         temporary.chmod(mode)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def delete(path: Path) -> None:
+    """Delete the file *path* if it exists (`folder_at`)."""
+    with contextlib.suppress(FileNotFoundError), folder_at(path.parent) as folder:
+        (folder / path.name).unlink()
 
 
 def private_folder(path: Path) -> Path:
-    """Create the folder *path* and its missing parents with mode 0700, regardless of the umask.
-
-    :raises OSError: it cannot be created.
-    """
-    for folder in (*reversed(path.parents), path):
-        if not folder.is_dir():
-            with contextlib.suppress(FileExistsError):  # another process has just created it
-                folder.mkdir(mode=0o700)
-    if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    return path
+    """Create the folder *path* and its missing parents (`folder_at`) for this user alone."""
+    with folder_at(path, make=0o700):
+        return path
 
 
 def pretty_json(value: Any) -> bytes:
@@ -67,12 +97,9 @@ def rows_json(values: Mapping[str, Any]) -> bytes:
     """Like `pretty_json`, but each object in a list is on one line, and so is a list without objects."""
     lines = []
     for key, value in values.items():
+        text = json.dumps(value, indent=None if isinstance(value, list) else 2).replace("\n", "\n  ")
         if isinstance(value, list) and value and isinstance(value[0], dict):
             text = "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
-        elif isinstance(value, list):
-            text = json.dumps(value)
-        else:
-            text = json.dumps(value, indent=2).replace("\n", "\n  ")
         lines.append(f"  {json.dumps(key)}: {text}")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -85,15 +112,13 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         with contextlib.suppress(OSError):
             path.unlink()
-        return
-    if mounted_below(path):
-        return
-    if os.geteuid() != 0:
-        for folder, _, _ in os.walk(path):  # top down: a folder becomes readable before it is listed
-            for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    elif not mounted_below(path):
+        if os.geteuid() != 0:
+            for folder, _, _ in os.walk(path):  # top down: a folder becomes readable before it is listed
+                for entry in os.scandir(folder):
+                    if entry.is_dir(follow_symlinks=False):
+                        os.chmod(entry.path, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def mounted_below(path: Path) -> list[str]:
@@ -115,23 +140,24 @@ def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iter
 
     Temporary files that killed writers of *target* left are deleted first; a running writer locks its own.
 
-    :raises OSError: the disk is full, or the parent cannot be written; *target* is then unchanged.
+    :raises OSError: the disk is full, or the parent (`folder_at`) cannot be written; *target* is unchanged.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.????????"):
-        with contextlib.suppress(OSError), _locked(left):
-            remove_tree(left)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir() if folder else temporary.touch()
-        with _locked(temporary):
-            yield temporary
-            if over and target.is_dir() and not target.is_symlink():
-                exchange(temporary, target)
-            else:
-                os.replace(temporary, target)
-    finally:
-        remove_tree(temporary)
+    with folder_at(target.parent, make=0o777) as parent:
+        target = parent / target.name
+        for left in parent.glob(f".{glob.escape(target.name)}.*.????????"):
+            with contextlib.suppress(OSError), locked(left):
+                remove_tree(left)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            temporary.mkdir() if folder else temporary.touch()
+            with locked(temporary):
+                yield temporary
+                if over and target.is_dir() and not target.is_symlink():
+                    exchange(temporary, target)
+                else:
+                    os.replace(temporary, target)
+        finally:
+            remove_tree(temporary)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -141,8 +167,7 @@ def exchange(one: Path, other: Path) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
-        names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
-        if libc.renameat2(*names, _RENAME_EXCHANGE) == 0:
+        if not libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE):
             return
         if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(code, os.strerror(code), str(other))
@@ -157,9 +182,9 @@ def exchange(one: Path, other: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock on *path*; raises OSError if another process holds it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -169,18 +194,15 @@ def _locked(path: Path) -> Iterator[None]:
 
 def tree_size(root: Path) -> tuple[int, int]:
     """Bytes and number of the files below *root*; links are not followed, hard links add bytes once."""
-    seen: set[tuple[int, int]] = set()
-    size = count = 0
+    sizes: dict[tuple[int, int], int] = {}
+    count = 0
     for folder, _, names in os.walk(root):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 found = os.lstat(os.path.join(folder, name))
                 count += 1
-                if (found.st_dev, found.st_ino) not in seen:
-                    size += found.st_size
-                    if found.st_nlink > 1:
-                        seen.add((found.st_dev, found.st_ino))
-    return size, count
+                sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values()), count
 
 
 """Bytes that are written or read between two calls of posix_fadvise."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -123,8 +124,9 @@ def _is_only_ours(path: Path, gid: int) -> bool:
 
     Their umask is 002, so a folder that this group can write is still private.
     """
-    if os.geteuid() == 0 or "system.posix_acl_access" in _attributes(path):
-        return False
+    with suppress(OSError):
+        if os.geteuid() == 0 or "system.posix_acl_access" in os.listxattr(path):
+            return False
     return _is_private_group(os.geteuid(), gid)
 
 
@@ -143,13 +145,6 @@ def _is_private_group(uid: int, gid: int) -> bool:
         and set(group.gr_mem) <= {user.pw_name}
         and not any(other.pw_gid == gid and other.pw_uid != uid for other in pwd.getpwall())
     )
-
-
-def _attributes(path: Path) -> list[str]:
-    try:
-        return os.listxattr(path)
-    except OSError:
-        return []
 
 
 def _user(uid: int) -> str:

@@ -52,7 +52,9 @@ class Workers:
             needed = f"{_MIN_ADDRESS_SPACE / 1e6:.0f} MB are needed"
             raise MemoryError(f"ulimit -v is {limit / 1e6:.0f} MB, {needed}")
         self._start, self._arguments = start, arguments
-        self._threads = ThreadPoolExecutor(count, "worker", _block_sigint)
+        # Ctrl-C is left to the main thread; processes that these threads start inherit the mask.
+        blocked = (signal.SIG_BLOCK, {signal.SIGINT})
+        self._threads = ThreadPoolExecutor(count, "worker", signal.pthread_sigmask, blocked)
         self._own = threading.local()
         self._all: list[tuple[BaseProcess, Connection]] = []
         self._killed = False
@@ -142,8 +144,3 @@ def _serve(connection: Connection, start: Callable[..., object], arguments: tupl
             connection.send(result)
         except OSError:
             return
-
-
-def _block_sigint() -> None:
-    """Leave Ctrl-C to the main thread; processes started by this thread inherit the mask."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

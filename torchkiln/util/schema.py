@@ -17,6 +17,8 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any
 
+from torchkiln.util.strict_json import equal
+
 Path = tuple[str | int, ...]
 #: A path in the value, and a message.
 Violation = tuple[Path, str]
@@ -117,17 +119,13 @@ class _Check:
         if reference := schema.get("$ref"):
             schema = {**schema, **self._root["$defs"][reference.rpartition("/")[2]]}
         expected = schema.get("type")
-        if isinstance(expected, str):
-            fits = _is(value, expected)
-        else:
-            fits = expected is None or any(_is(value, kind) for kind in expected)
-        if not fits:
-            kinds = [expected] if isinstance(expected, str) else expected
+        kinds = [expected] if isinstance(expected, str) else expected
+        if kinds is not None and not any(_is(value, kind) for kind in kinds):
             yield path, self._wrong_type(value, kinds, path)
             return
-        if "const" in schema and not _same(value, schema["const"]):
+        if "const" in schema and not equal(value, schema["const"]):
             yield path, f"must be {shown(schema['const'])}, not {self._written(path, value)}"
-        if "enum" in schema and not any(_same(value, valid) for valid in schema["enum"]):
+        if "enum" in schema and not any(equal(value, valid) for valid in schema["enum"]):
             near = did_you_mean(str(value), schema["enum"]) if isinstance(value, str) else ""
             yield path, f"{self._written(path, value)} is not valid" + near
         if isinstance(value, str):
@@ -204,8 +202,3 @@ def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):  # a bool is an int to Python, not to YAML
         return kind == "boolean"
     return kind != "boolean" and isinstance(value, _TYPES[kind])
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same type: 1 is not true."""
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

@@ -11,12 +11,13 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
-from torchkiln.util.files import remove_tree
+from torchkiln.util.files import locked, remove_tree
 from torchkiln.util.ownership import fault
 
 _NAME = re.compile(r"torchkiln-[a-z_]+-[0-9a-f]{16}")
@@ -29,7 +30,12 @@ def scratch(what: str, parent: Path | None = None) -> Iterator[Path]:
     :raises ConfigError: other users could replace it, or it cannot be created.
     """
     top = (parent or Path(tempfile.gettempdir())).absolute()
-    _check(top)
+    # The check is for a path inside *top*: *top* itself may be writable by all if it has the sticky bit.
+    if reason := fault(top / "torchkiln"):
+        raise ConfigError(
+            f"temporary files in {top} can be changed by other users: {reason}",
+            hint="set TMPDIR to a folder of your own",
+        )
     sweep(top)
     try:
         path, lock = _create(top, what)
@@ -67,15 +73,11 @@ def sweep(top: Path | None = None) -> int:
     for name in names:
         path = top / name
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_uid != os.geteuid():
-                    continue
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(path)
-                swept += not path.exists()
-            finally:
-                os.close(descriptor)
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                with locked(path):
+                    remove_tree(path)
+                    swept += not path.exists()
     return swept
 
 
@@ -92,12 +94,3 @@ def _create(top: Path, what: str) -> tuple[Path, int]:
             pass
         if lock >= 0:
             os.close(lock)
-
-
-def _check(top: Path) -> None:
-    # The check is for a path inside *top*: *top* itself may be writable by all if it has the sticky bit.
-    if reason := fault(top / "torchkiln"):
-        raise ConfigError(
-            f"temporary files in {top} can be changed by other users: {reason}",
-            hint="set TMPDIR to a folder of your own",
-        )

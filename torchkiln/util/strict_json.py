@@ -13,11 +13,13 @@ import os
 import re
 import stat
 from collections import Counter
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from torchkiln.errors import ConfigError
+from torchkiln.util.files import folder_at
 
 DEPTH = 40  # levels of lists and mappings; torchkiln's deepest file has seven
 VALUES = 1 << 20  # values in one document; a value needs up to 250 bytes of memory, an SBOM has 40,000
@@ -56,6 +58,14 @@ def read_given(path: Path, limit: int, *, hint: str) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}", hint=hint) from error
 
 
+def holds(path: Path, data: bytes) -> bool:
+    """Whether *path* is a regular file with exactly *data*; links are not followed."""
+    try:
+        return read_file(path, len(data), follow=False) == data
+    except OSError:
+        return False
+
+
 def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[bytes, int]:
     """`read_file`, and the mode of the file that was read."""
     with open_plain(path, follow=follow) as file:
@@ -69,17 +79,18 @@ def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
     """The regular file *path*, opened for reading; it does not block on a pipe.
 
     :raises OSError: it cannot be opened, or is not a regular file; without *follow* also if it is a symbolic
-        link.
+        link, or below one (`folder_at`).
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, "is a symbolic link, not a file", str(path)) from None
-        if error.errno == errno.ENXIO:  # a socket, or a pipe's other end
-            raise OSError(errno.ENXIO, "not a file that can be read", str(path)) from None
-        raise
+    with nullcontext() if follow else folder_at(path.parent) as folder:
+        try:
+            descriptor = os.open(folder / path.name if folder else path, flags)
+        except OSError as error:
+            if error.errno == errno.ELOOP and folder:
+                error.strerror = "is a symbolic link, not a file"
+            elif error.errno == errno.ENXIO:  # a socket, or a pipe's other end
+                error.strerror = "not a file that can be read"
+            raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

@@ -59,9 +59,7 @@ def _is_close(version: str, other: str) -> bool:
     """Whether both are at most `_CLOSE` apart: in the minor if the major is the same, else in the major."""
     major, minor = (*numbers(version), 0)[:2]
     other_major, other_minor = (*numbers(other), 0)[:2]
-    if major == other_major:
-        return abs(minor - other_minor) <= _CLOSE
-    return abs(major - other_major) <= _CLOSE
+    return abs(minor - other_minor if major == other_major else major - other_major) <= _CLOSE
 
 
 def _distance(one: str, other: str) -> int:

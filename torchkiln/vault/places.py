@@ -7,16 +7,12 @@ its files, so that no registry collects them; `oras` and `skopeo` can read it.
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
-from uuid import uuid4
-
-from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
@@ -29,7 +25,7 @@ from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
 from torchkiln.registry.session import Registry
-from torchkiln.util.files import write_atomic
+from torchkiln.util.files import folder_at, named, replacing, write_atomic
 from torchkiln.util.strict_json import open_plain, read_file
 from torchkiln.vault import VARIABLE
 
@@ -88,7 +84,7 @@ class FolderVault:
     """An OCI layout."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, str(folder)
+        self.folder, self.name = named(folder), str(folder)
 
     def _blob(self, digest: Digest) -> Path:
         return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
@@ -111,8 +107,8 @@ class FolderVault:
 
     def prepare(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            there = {path.name for path in self.folder.iterdir()}
+            with folder_at(self.folder, make=0o777) as folder:
+                there = {path.name for path in folder.iterdir()}
         except OSError as error:
             raise ConfigError(f"vault {self.name}: {error.strerror}", hint="choose another folder") from error
         if there - {"lost+found"} and not there & {"index.json", "blobs"}:
@@ -124,20 +120,14 @@ class FolderVault:
         if self.has(digest, size):
             return
         target = self._blob(digest)
-        part = target.with_name(f".{target.name}.{uuid4().hex[:8]}")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as source:
+            with path.open("rb") as source, replacing(target) as part:
                 _copy(source.read, digest, size, part, lambda _: None, str(path))
-            os.replace(part, target)
         except OSError as error:
             raise BuildFailed(
                 f"the vault {self.name} cannot be written: {error.strerror or error}",
                 hint="free disk space, or choose another folder; what is there stays valid",
             ) from error
-        finally:
-            with suppress(OSError):
-                part.unlink()
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
         layout.write_documents(self.folder, tag, manifest, config)
@@ -155,7 +145,7 @@ class FolderVault:
         return documents
 
     def untag(self, tag: str) -> None:
-        with FileLock(self.folder / ".lock"):
+        with layout.locked(self.folder):
             entries = layout.open_layout(self.folder).entries()
             left = [entry for entry in entries if entry.get("annotations", {}).get(layout.REF_NAME) != tag]
             write_atomic(self.folder / "index.json", canonical_json(layout.index_document(left)))

@@ -17,7 +17,7 @@ from torchkiln.errors import BadWheel
 from torchkiln.wheel.source import WheelFile
 
 MAX_ENTRIES = 200_000  # torch has 11,000; limits memory
-_MAX_SIZE = 32 << 20  # bytes of the directory; torch's takes 1.4 MB
+_MOST = 32 << 20  # bytes of the directory; torch's takes 1.4 MB
 _LINE = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -71,10 +71,8 @@ def directory(wheel: WheelFile, filename: str) -> tuple[list[WheelEntry], int]:
                 filename,
                 f"the central directory has {count} entries, {size} bytes; at most {MAX_ENTRIES} are allowed",
             )
-        if size > _MAX_SIZE:
-            raise BadWheel(
-                filename, f"the central directory has {size} bytes; at most {_MAX_SIZE} are allowed"
-            )
+        if size > _MOST:
+            raise BadWheel(filename, f"the central directory has {size} bytes; at most {_MOST} are allowed")
         data = wheel.at(start, size)
         lines = list(_lines(data, count))
     except (BadZip, UnicodeDecodeError) as error:

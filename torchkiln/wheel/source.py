@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from torchkiln.util.files import STEP, forget
+from torchkiln.util.strict_json import open_plain
 
 _POLL = 0.005  # seconds
 
@@ -41,13 +42,13 @@ class WheelFile:
         self._path = path
         self._cancelled = cancelled
         self._advanced = advanced
-        self._file = -1
         self._arrived = self._forgotten = 0
 
     def __enter__(self) -> WheelFile:
         while True:
             try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._opened = open_plain(self._path, follow=False)
+                self._file = self._opened.fileno()
                 return self
             except FileNotFoundError:
                 self._pause()
@@ -55,7 +56,7 @@ class WheelFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._opened.close()
 
     def read(self, count: int) -> bytes:
         """The next bytes, at least one, at most *count* and never beyond the end."""

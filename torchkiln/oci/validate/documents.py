@@ -223,9 +223,7 @@ class DocumentInspector:
         history = config.get("history")
         if history is not None:
             entries = history if isinstance(history, list) else []
-            filled = [
-                entry for entry in entries if isinstance(entry, dict) and entry.get("empty_layer") is not True
-            ]
+            filled = [one for one in entries if isinstance(one, dict) and one.get("empty_layer") is not True]
             if len(filled) != layers:
                 self._add(where, f"history mismatch: {len(filled)} entries with a layer for {layers} layers")
         return diff_ids

@@ -8,6 +8,7 @@ blob, the paths of the layer, twenty faults.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from isal import isal_zlib
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.oci.tar_names import LayerPaths
 from torchkiln.oci.tar_reader import RATIO, TarEntry, TarReader, most_unpacked
+from torchkiln.util.strict_json import open_plain
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -66,7 +68,7 @@ def inspect_layer(
     faults: list[str] = []
     unpacked, size = hashlib.sha256(), 0
     tar = TarInspector()
-    with path.open("rb") as file:
+    with open_plain(path, follow=False) as file:
         source = _BlobReader(file, advanced)
         if media_type in LAYER_TYPES:
             found = _type_of(bytes(source.peek(4)))
@@ -85,7 +87,7 @@ def inspect_layer(
                         raise _Broken(f"the blob unpacks to more than {most} bytes, {RATIO} times its size")
                     yield piece
 
-            content = pieces(most_unpacked(path.stat().st_size))
+            content = pieces(most_unpacked(os.fstat(file.fileno()).st_size))
             try:
                 tar.inspect(content)
                 for _ in content:  # the rest, after a fault
@@ -142,9 +144,7 @@ class _BlobReader:
 
 def _type_of(head: bytes) -> str:
     """The media type of a blob that begins with *head*."""
-    if head[:2] == _MAGIC:
-        return GZIP_TYPE
-    return ZSTD_TYPE if _is_frame(head) else TAR_TYPE
+    return GZIP_TYPE if head[:2] == _MAGIC else ZSTD_TYPE if _is_frame(head) else TAR_TYPE
 
 
 def _not_a(unit: str, start: int) -> str:

@@ -31,7 +31,7 @@ def validate(
     (default: one for each core). Without *ref*, unreferenced blobs are faults, too. The bytes that were read
     are reported to *observer* as work "verify".
     """
-    documents = DocumentInspector(layout)
+    documents = DocumentInspector(Path(os.path.realpath(layout)))
     documents.walk(ref)
     blobs = {(layer.digest, layer.media_type): documents.blob(layer.digest) for layer in documents.layers}
     found = _inspect_all(blobs, workers or os.cpu_count() or 1, observer or Silent())
@@ -41,9 +41,8 @@ def validate(
         # A shared layer is reported once, for the first image.
         if (key := (layer.digest, layer.media_type)) not in reported:
             reported.add(key)
-            faults += (
-                LayoutFault(where=layer.where, what=what) for what in _own_faults(layer.digest, found[key])
-            )
+            own = _own_faults(layer.digest, found[key])
+            faults += (LayoutFault(where=layer.where, what=what) for what in own)
     for image in documents.images:
         faults += _broken_claims(image, found)
     if ref is None and documents.index_was_read:

@@ -35,13 +35,7 @@ from torchkiln.projects.effect import files_of_records, fixed_modules
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.gate.config import ConfigRules
 from torchkiln.projects.gate.judge import ProjectEvidence, Reported, judge_project
-from torchkiln.projects.gate.rules import (
-    LIBRARY,
-    Below,
-    code_faults,
-    package_faults,
-    regular_module_of,
-)
+from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults, regular_module_of
 from torchkiln.projects.smoke.account import ProjectAccount, account_of, is_project
 from torchkiln.projects.smoke.checks import project_suite
 from torchkiln.runtimes.layer_indexes import tree_of
@@ -49,6 +43,7 @@ from torchkiln.runtimes.unpacked import image_env
 from torchkiln.runtimes.verified_root import layers_of
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
+from torchkiln.util.strict_json import open_plain
 from torchkiln.wheel.install import Scheme
 
 _TIERS = (0, 1)  # of the suite, in the image of a project with OS packages
@@ -368,7 +363,7 @@ def _demand_digest(layer: LayerOnDisk) -> None:
     """:raises VerificationFailed: the blob does not have its digest."""
     digest = hashlib.sha256()
     try:
-        with layer.path.open("rb") as file:
+        with open_plain(layer.path, follow=False) as file:
             for piece in pieces_of(file):
                 digest.update(piece)
     except OSError as error:

@@ -31,6 +31,4 @@ def unsafe(url: str, page: str) -> str:
         return "it contains credentials"
     if not host or not url.isprintable() or re.search(r"[\s\\\"<>^`{|}]", url):
         return "invalid URL"
-    if not unquote(parts.path, errors="replace").isprintable():
-        return "it contains control characters"
-    return ""
+    return "" if unquote(parts.path, errors="replace").isprintable() else "it contains control characters"
