@@ -133,6 +133,14 @@ def _of_another_program(site: Path) -> None:
     (site / "mine").write_text("")
 
 
+def _listed_by_a_stranger(files: object) -> Callable[[Path], None]:
+    def arrange(site: Path) -> None:
+        _of_somebody(site)
+        (site / "files.json").write_text(json.dumps({"kind": "torchkiln catalogue", "files": files}))
+
+    return arrange
+
+
 def _not_a_list(site: Path) -> None:
     write_folder(site, PAGES)
     (site / "files.json").write_text("{")
@@ -147,6 +155,8 @@ def _not_a_list(site: Path) -> None:
         (_with_more, "has files that torchkiln did not write: CNAME"),
         (_with_a_link, "has files that torchkiln did not write: more"),
         (_of_another_program, "has files that torchkiln did not write: mine"),
+        (_listed_by_a_stranger(["thesis.tex"]), "has files that torchkiln did not write: thesis.tex"),
+        (_listed_by_a_stranger({"thesis.tex": "sha256:0"}), "files that torchkiln did not write: thesis.tex"),
         (_not_a_list, "has files that torchkiln did not write: index.html, tags/a.html"),
     ],
 )

@@ -54,10 +54,8 @@ def _commands(image: ListedImage, catalogue: Catalogue) -> Iterator[Command]:
 
 def index_json(catalogue: Catalogue, english: Texts) -> dict[str, Any]:
     """The list of images; its sentences are English."""
-    return {
-        "repository": catalogue.repository,
-        "images": [_summary(image, english) for image in catalogue.images],
-    }
+    images = [_summary(image, english) for image in catalogue.images]
+    return {"repository": catalogue.repository, "images": images}
 
 
 def image_json(image: ListedImage, catalogue: Catalogue, english: Texts) -> dict[str, Any]:
@@ -124,10 +122,7 @@ def _summary(image: ListedImage, english: Texts) -> dict[str, Any]:
         "shared_bytes": image.shared,
         "tested_on": list(image.tested_on),
         "published": published
-        and {
-            "digest": published.digest,
-            "warnings": [said(notice, english) for notice in published.notices],
-        },
+        and {"digest": published.digest, "warnings": [said(notice, english) for notice in published.notices]},
     }
 
 

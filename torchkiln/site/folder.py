@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
+from torchkiln.oci.image import digest_of
 from torchkiln.util.files import pretty_json, replacing
 from torchkiln.util.strict_json import json_of, read_file
 
-_LIST = "files.json"  # lists every file of the catalogue, so that other files in the folder are noticed
+# Lists the digest of every file of the catalogue, so that no other file in the folder is deleted, even if a
+# stranger wrote the list.
+_LIST = "files.json"
 _KIND = "torchkiln catalogue"
 _LIMIT = 1 << 22  # bytes
+_LARGEST = 64 << 20  # bytes of a file of a catalogue
 _HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wrote"
 
 
@@ -27,16 +31,18 @@ def demand_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: not a folder", hint=_HINT)
-    present = {
-        (Path(place) / name).relative_to(folder).as_posix()
+    present = [
+        Path(place) / name
         for place, folders, names in os.walk(folder)
         for name in (*names, *(each for each in folders if (Path(place) / each).is_symlink()))
-    }
+    ]
     if not present:
         return
-    if _LIST not in present:
+    if folder / _LIST not in present:
         raise ConfigError(f"{folder}: not empty, and not a catalogue", hint=_HINT)
-    if others := sorted(present - _listed(folder / _LIST) - {_LIST}):
+    listed = _listed(folder / _LIST)
+    places = {path.relative_to(folder).as_posix(): path for path in present if path != folder / _LIST}
+    if others := sorted(name for name, path in places.items() if listed.get(name) != _digest(path)):
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise ConfigError(
             f"{folder}: has files that torchkiln did not write: {', '.join(others[:3])}{more}",
@@ -51,19 +57,28 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     :raises OSError: the disk is full, or the parent cannot be written; *folder* is then unchanged.
     """
     demand_replaceable(folder)
-    listed = {"kind": _KIND, "files": sorted(files)}
+    listed = {"kind": _KIND, "files": {path: digest_of(data) for path, data in sorted(files.items())}}
     with replacing(folder, folder=True, over=True) as made:
         for path, data in {**files, _LIST: pretty_json(listed)}.items():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_bytes(data)
 
 
-def _listed(path: Path) -> set[str]:
-    """The files that the list *path* names; empty if it is not the list of a catalogue."""
+def _listed(path: Path) -> dict[str, str]:
+    """Digest by path of the files in the list *path*; empty if it is not the list of a catalogue."""
     try:
-        found = json_of(read_file(path, _LIMIT))
+        found = json_of(read_file(path, _LIMIT, follow=False))
     except (OSError, ValueError):
-        return set()
-    if not isinstance(found, dict) or found.get("kind") != _KIND or not isinstance(found.get("files"), list):
-        return set()
-    return {name for name in found["files"] if isinstance(name, str)}
+        return {}
+    if not isinstance(found, dict) or found.get("kind") != _KIND or not isinstance(found.get("files"), dict):
+        return {}
+    files: dict[str, str] = found["files"]
+    return files
+
+
+def _digest(path: Path) -> str:
+    """The digest of the file *path*; empty if it cannot be read."""
+    try:
+        return digest_of(read_file(path, _LARGEST, follow=False))
+    except OSError:
+        return ""

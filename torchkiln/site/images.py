@@ -28,14 +28,7 @@ from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.model.report import SignedReport
 from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.load import plan_locked
-from torchkiln.site.catalogue import (
-    Catalogue,
-    ListedImage,
-    ListedLayer,
-    ListedPackage,
-    Published,
-    Run,
-)
+from torchkiln.site.catalogue import Catalogue, ListedImage, ListedLayer, ListedPackage, Published, Run
 from torchkiln.smoke import hosts
 from torchkiln.smoke.attestation import demand_sound
 from torchkiln.smoke.suite import Suite

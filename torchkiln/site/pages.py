@@ -98,10 +98,8 @@ def languages(facts: Facts) -> tuple[Language, ...]:
     for table in tables:
         english |= table
     chinese = {name: text for name, (_, text) in pairs.items()}
-    return (
-        Language(code="en", folder="", texts=english),
-        Language(code="zh-Hans", folder="zh/", texts=chinese),
-    )
+    of = Language
+    return of(code="en", folder="", texts=english), of(code="zh-Hans", folder="zh/", texts=chinese)
 
 
 @cache
@@ -293,9 +291,7 @@ def _image(image: ListedImage, images: Sequence[ListedImage], facts: Facts) -> d
 
 def _code(archs: Sequence[str], capability: str, kept: Sequence[str]) -> str:
     """How the image supports *capability*: "cubin", "ptx", "none", or "cut" (thin image without its code)."""
-    if not is_kept_for(capability, kept):
-        return "cut"
-    return how_served(archs, capability) or "none"
+    return how_served(archs, capability) or "none" if is_kept_for(capability, kept) else "cut"
 
 
 def _rank(version: str, versions: Sequence[str]) -> int:
