@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +19,34 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.smoke.bundle.contents import BundleFile
 from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
 from torchkiln.util.places import ROOT
+
+HOSTILE: dict[str, str | None] = {
+    "a pipe": None,
+    "not a mapping": "[]",
+    "a key is missing": '{"files": {}}',
+    "deep": "[" * 100_000,
+    "control characters": '{"files": {"\\u001b]0;owned": ""}, %s}',
+    "a file elsewhere": '{"files": {"../x": ""}, %s}',
+    "an absolute file": '{"files": {"/etc/passwd": ""}, %s}',
+    "a digest of another type": '{"files": {"x": 7}, %s}',
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_description_is_refused(tmp_path: Path, case: str) -> None:
+    rest = '"held": {}, "arguments": [], "tag": "a", "python": "a", "loader": "b"'
+    shutil.copy(ROOT / "torchkiln/cli/bundle_run.py", tmp_path / "run.py")
+    if (text := HOSTILE[case]) is None:
+        os.mkfifo(tmp_path / "bundle.json")
+    else:
+        (tmp_path / "bundle.json").write_text(text.replace("%s", rest))
+    command = [sys.executable, "-I", "-S", str(tmp_path / "run.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (12, ""), done.stderr
+    assert done.stderr.startswith("error: the bundle is damaged: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.strip().isprintable()
+
 
 FORMS: dict[str, Callable[[Sequence[BundleFile], Path], None]] = {
     "folder": write_folder,

@@ -57,7 +57,6 @@ def an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_init_writes_a_matrix_with_one_lockable_cell(folder: Path) -> None:
     done = invoke("init")
-
     assert (done.exit_code, done.stdout) == (0, "matrix.yaml\n")
     assert done.stderr == "next: `torchkiln lock`; then `torchkiln build`\n"
     grid = read(folder / "matrix.yaml", FACTS)
@@ -71,16 +70,20 @@ def test_init_writes_a_matrix_with_one_lockable_cell(folder: Path) -> None:
 def test_the_schema_that_the_first_line_names_is_there(folder: Path) -> None:
     invoke("init")
     first = (folder / "matrix.yaml").read_text().splitlines()[0]
-
     assert first == f"# yaml-language-server: $schema={SCHEMA}"
     assert (folder / SCHEMA).read_bytes() == (ROOT / "torchkiln/data/matrix.schema.json").read_bytes()
     assert {path.name for path in folder.iterdir()} == {"matrix.yaml", SCHEMA}
 
 
+def test_a_schema_that_exists_is_not_changed(folder: Path) -> None:
+    (folder / SCHEMA).write_text("mine")
+    invoke("init")
+    assert (folder / SCHEMA).read_text() == "mine"
+
+
 def test_a_new_project_has_the_policy_of_torchkilns_own_matrix() -> None:
     """Only keys and suites differ. `gate` and `publish` therefore do not report an ignored policy."""
     grid = load_matrix(matrix_text(first_cell(FACTS, None, None)), FACTS)
-
     assert grid.policy == replace(read(places.MATRIX, FACTS).policy, keys=(), suites=())
 
 
@@ -93,7 +96,6 @@ def test_init_changes_no_existing_matrix(folder: Path, what: str) -> None:
         "folder": matrix.mkdir,
     }[what]()
     error = refused("init")
-
     assert (error.exit_code, error.message) == (2, "matrix.yaml: file exists")
     assert [path.name for path in folder.iterdir()] == ["matrix.yaml"]
     assert what != "file" or matrix.read_text() == "mine"
@@ -115,7 +117,6 @@ def test_the_newest_lockable_cell_of_the_named_versions(
     torch: str | None, cuda: str | None, expected: tuple[str, str]
 ) -> None:
     cell = first_cell(FACTS, torch, cuda).cell
-
     assert (cell.torch, cell.cuda) == expected
 
 
@@ -134,7 +135,6 @@ def test_versions_without_a_lockable_cell_are_refused(
     folder: Path, torch: str, cuda: str | None, kind: type[KilnError], text: str
 ) -> None:
     error = refused("init", "--torch", torch, *(("--cuda", cuda) if cuda else ()))
-
     assert isinstance(error, kind)
     assert text in error.message
     assert error.hint
@@ -146,7 +146,6 @@ def test_versions_without_a_lockable_cell_are_refused(
 
 def test_the_only_cell_of_a_matrix_need_not_be_named(folder: Path) -> None:
     invoke("init", "--torch", "2.7")
-
     assert "2.7.1-cuda12.6-cudnn9-runtime/lock.json: no such file" in refused("lock", "--check").message
     assert "not locked yet" in refused("build").message
 
@@ -155,7 +154,6 @@ def test_of_several_cells_one_must_be_named(folder: Path) -> None:
     invoke("init", "--torch", "2.7")
     matrix = folder / "matrix.yaml"
     matrix.write_text(matrix.read_text().replace('["12.6"]', '["11.8", "12.6"]'))
-
     assert isinstance(refused("build"), NothingSelected)
 
 
@@ -171,7 +169,6 @@ def test_images_are_beside_the_matrix(folder: Path) -> None:
     (folder / "matrix.yaml").rename(folder / "there/matrix.yaml")
     (folder / "there/images").mkdir()
     shutil.copytree(IMAGES / TAG, folder / "there/images" / TAG)
-
     done = invoke("plan", "--torch", "2.7", "--matrix", "there/matrix.yaml")
     assert done.exit_code == 0, done.exception
     assert done.stdout.startswith(TAG)
@@ -179,7 +176,6 @@ def test_images_are_beside_the_matrix(folder: Path) -> None:
 
 def test_without_a_matrix_the_checkouts_is_used(folder: Path) -> None:
     done = invoke("plan", "--torch", "2.7", "--cuda", "12.1")
-
     assert done.exit_code == 0, done.exception
 
 
@@ -187,7 +183,6 @@ def test_installed_there_is_no_checkout(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(options, "INSTALLED", True)
     monkeypatch.setattr("torchkiln.matrix.matrix.INSTALLED", True)
     error = refused("lock", "--torch", "2.7")
-
     assert (error.exit_code, error.message) == (2, "matrix.yaml: No such file or directory")
     assert error.hint == "write one: torchkiln init; or pass --matrix FILE"
 
@@ -198,7 +193,6 @@ def test_installed_the_reading_commands_use_torchkilns_own_matrix(
 ) -> None:
     monkeypatch.setattr(options, "INSTALLED", True)
     done = invoke(*words)
-
     assert done.exit_code == 0, done.exception
     assert "2.7.1" in done.stdout
 
@@ -217,7 +211,6 @@ def test_a_file_of_the_project_replaces_or_adds_to_the_packages(tmp_path: Path) 
     write(tmp_path / "usr/local/bin/team", "#!/bin/sh\n", 0o700)
     write(tmp_path / "usr/local/bin/__pycache__/team.pyc")
     before, after = ({file.path: file for file in files} for files in (load(ROOTFS), load(ROOTFS, tmp_path)))
-
     assert after.keys() - before.keys() == {"usr/local/bin/team"}
     assert {path for path in before if before[path] != after[path]} == {"etc/bash.bashrc"}
     assert (after["etc/bash.bashrc"].data, after["usr/local/bin/team"].mode) == (b"ours", 0o755)
@@ -237,7 +230,6 @@ def test_every_fault_of_a_projects_files_is_listed(tmp_path: Path) -> None:
     (tmp_path / "etc/link").symlink_to("/etc/passwd")
     with pytest.raises(ConfigError) as caught:
         load(ROOTFS, tmp_path)
-
     lines = caught.value.message.splitlines()
     assert [line.partition(": ")[0].removeprefix(f"{tmp_path}/") for line in lines] == [
         *("--chown", "etc/$HOME", "etc/.wh.passwd", "etc/link", "etc/ssh", "etc/two words")
@@ -267,7 +259,6 @@ def test_plan_and_dockerfile_have_the_projects_files(folder: Path) -> None:
     layer = json.loads(invoke("plan", "--json").stdout)["layers"][-1]
     assert {file["path"] for file in layer["files"]} > {"etc/team", "opt/torchkiln/entrypoint"}
     assert invoke("render", "--rootfs", "context").exit_code == 0
-
     text = (folder / "images" / TAG / "Dockerfile").read_text()
     assert text.endswith("# ours\n")
     assert re.search(r"COPY --from=rootfs .*etc/team .*/etc/$", text, re.MULTILINE)
@@ -281,7 +272,6 @@ def test_plan_and_dockerfile_have_the_projects_files(folder: Path) -> None:
 def test_a_folder_with_files_is_not_overwritten(folder: Path) -> None:
     a_project(folder)
     write(folder / "context/mine")
-
     assert refused("render", "--rootfs", "context").message == "--rootfs context: directory not empty"
     assert invoke("render", "--check", "--rootfs", "new").exit_code == 2
 
@@ -290,7 +280,6 @@ def test_a_template_that_is_not_text(folder: Path) -> None:
     a_project(folder)
     (folder / "templates").mkdir()
     (folder / "templates/x.j2").write_bytes(b"\xff")
-
     assert "templates/x.j2: 'utf-8' codec can't decode" in refused("render").message
 
 
@@ -306,7 +295,6 @@ def test_a_template_of_a_project_runs_no_code(folder: Path, text: str, fault: st
     """Another person may have written the template."""
     a_project(folder)
     write(folder / "templates/parts/config.j2", text)
-
     assert fault in refused("render").message
 
 
@@ -319,7 +307,6 @@ def test_a_link_of_a_project_does_not_lead_to_files_elsewhere(folder: Path, name
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(target)
     done = invoke("render")
-
     assert "a private key" not in (folder / "images" / TAG / "Dockerfile").read_text(errors="replace")
     assert name == "templates/parts" or "a symbolic link" in getattr(done.exception, "message", "")
 
@@ -332,7 +319,6 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
     monkeypatch.chdir(scene.publisher.folder)
     shutil.copyfile(places.MATRIX, "matrix.yaml")
     write(Path("rootfs/etc/team"), "not ours")
-
     assert scene.verify().exit_code == 0
     assert "lock: layers differ from its lock: torchkiln (" in scene.refused("--policy", "matrix.yaml")
 
@@ -345,7 +331,6 @@ def test_the_provenance_of_an_installation_names_the_package(monkeypatch: pytest
     found = session.source_of()
     statement = provenance(locked(), IMAGE, source=found, builder="urn:b")
     items = statement.content["buildDefinition"]["resolvedDependencies"]
-
     assert [item for item in items if item["name"] == "source"] == [
         {"name": "source", "uri": "pkg:pypi/torchkiln@0.1.0"}
     ]
@@ -355,18 +340,15 @@ def test_the_provenance_of_an_installation_names_the_package(monkeypatch: pytest
 @pytest.mark.parametrize("version", ["0.1.0\n", "", "x", "1" * 41, "0.1.0 by root"])
 def test_a_version_of_another_form_is_not_shown(version: str) -> None:
     statement = provenance(locked(), IMAGE, source=SourcePackage(version=version), builder="urn:b")
-
     assert origin(statement, where="provenance").source == ""
 
 
 def test_in_a_checkout_the_source_is_a_commit() -> None:
     found = session.source_of()
-
     assert found is None or not isinstance(found, SourcePackage)
 
 
 def test_a_damaged_file_of_an_installation_is_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places.how_to_restore("rootfs") == "restore it: git checkout -- rootfs"
     monkeypatch.setattr(places, "INSTALLED", True)
-
     assert places.how_to_restore("rootfs") == "install torchkiln again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from tests import forked
 from tests.terminals import Screen, on_terminal
-from torchkiln.cli.shared.tables import beside, laid_out, shortened
+from torchkiln.cli.shared import terminal
+from torchkiln.cli.shared.bars import Bars
+from torchkiln.cli.shared.tables import beside, laid_out, shortened, table
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 
@@ -157,6 +160,31 @@ def test_one_style_of_errors(arguments: Sequence[str], error: str, hint: str) ->
     assert first.startswith("error: ")
     assert error in first
     assert any(line.startswith("hint: ") and line.endswith(hint) for line in others)
+
+
+STRANGE = "a\x1b]0;owned\x07\x9b31m\u202eb"
+PLAIN = r"a\x1b]0;owned\x07\x9b31m\u202eb"
+
+
+def test_control_characters_of_strangers_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """In each way out: text, an error, a diagnostic, a table, and the name of a bar."""
+    terminal.echo(STRANGE)
+    terminal.say(STRANGE)
+    terminal.print_error(STRANGE, STRANGE)
+    table(("x",), [(f"{STRANGE}\n7 passed",)])
+    with Bars() as bars:
+        bars.begin("step", f"[red]{STRANGE}", 7)
+        assert [task.description for task in bars._progress.tasks] == [rf"\[red]{PLAIN}"]
+    seen = capsys.readouterr()
+    assert seen.out == f"{PLAIN}\nx\n{PLAIN}\\n7 passed\n"
+    assert seen.err.startswith(f"torchkiln: {PLAIN}\nerror: {PLAIN}\nhint: {PLAIN}\n")
+
+
+def test_commands_print_only_by_functions_that_escape() -> None:
+    """`click.echo` prints only JSON, and in `table` and `doctor` text in colours."""
+    plain = re.compile(r"click\.s?echo\((?!json\.dumps\(|artefact\.to_json\(|cyclonedx\()")
+    found = {path.name for path in (ROOT / "torchkiln/cli").rglob("*.py") if plain.search(path.read_text())}
+    assert found == {"terminal.py", "tables.py", "doctor.py"}
 
 
 def test_a_number_stays_with_its_unit() -> None:

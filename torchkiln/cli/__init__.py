@@ -20,8 +20,8 @@ from torchkiln import __version__
 from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS, as_project
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.groups import WHOLE
-from torchkiln.cli.shared.terminal import as_typed, program
-from torchkiln.errors import BuildFailed, KilnError, ToolMissing, printable
+from torchkiln.cli.shared.terminal import as_typed, echo, program
+from torchkiln.errors import BuildFailed, ConfigError, KilnError, ToolMissing, printable
 from torchkiln.util.places import HOW_TO_INSTALL
 
 INTERRUPTED = 130
@@ -38,6 +38,7 @@ _HINTS = {
         (errno.EACCES, errno.EPERM, errno.EROFS),
         "check its owner and permissions, or choose another folder: TORCHKILN_CACHE, --output",
     ),
+    errno.ELOOP: "replace it by a folder, or name the folder that it leads to: --output, --images",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit: ulimit -n"),
 }
 
@@ -68,10 +69,7 @@ class Commands(click.Group):
         options = click.Command.shell_complete(self, ctx, incomplete)
         if incomplete.startswith("-") and (build := self.get_command(ctx, "build")):
             options += build.shell_complete(click.Context(build, parent=ctx), incomplete)
-        return [
-            *(CompletionItem(name, help=_summary(name)) for name in names),
-            *options,
-        ]
+        return [*(CompletionItem(name, help=_summary(name)) for name in names), *options]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         completing = ctx.resilient_parsing and not args  # the shell completes the name of a command
@@ -81,7 +79,7 @@ class Commands(click.Group):
         words = [*now, *args[1:]] if now else as_project(args)
         if words != args:
             new = as_typed(" ".join(("torchkiln", *(now or words[:2]))))
-            click.echo(f"torchkiln: `{args[0]}{'' if now else ' --project'}` is now `{new}`", err=True)
+            echo(f"torchkiln: `{args[0]}{'' if now else ' --project'}` is now `{new}`", err=True)
         args = words
         return super().parse_args(ctx, args)
 
@@ -197,6 +195,9 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
     except KilnError as error:
         terminal.print_error(error.message, error.hint)
         return error.exit_code
+    except RecursionError:
+        terminal.print_error("files or folders are nested too deep")
+        return ConfigError.exit_code
     except (MemoryError, SystemError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
             terminal.print_error(

@@ -74,7 +74,7 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
         _say(f"differs from the lock ({locked.digest})")
         for change in package_changes(locked.packages, built.packages):
             _say(f"  {change}")
-    click.echo(built.digest)
+    terminal.echo(built.digest)
 
 
 @base.command("show")
@@ -102,7 +102,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
         *([("archive", "untrusted")] if locked.untrusted else []),
         ("cache", str(store.blob(locked.digest)) if cached else "not in the cache"),
     ):
-        click.echo(beside(f"{key:<9} ", value, terminal.columns(err=False)))
+        terminal.echo(beside(f"{key:<9} ", value, terminal.columns(err=False)))
 
 
 # --- the base, or the tools -------------------------------------------------------------------------

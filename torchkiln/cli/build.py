@@ -31,7 +31,7 @@ from torchkiln.cli.shared.options import (
 )
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
-from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
 from torchkiln.store.root import cache_root
@@ -301,16 +301,14 @@ def _print_forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(plan.tag)
+    echo(plan.tag)
     for step in found["layers"]:
         size = "?" if step["bytes"] is None else console.size(step["bytes"])
-        click.echo(beside(f"  {step['do']:<8} {size:>9}  ", step["what"], terminal.columns(err=False)))
+        echo(beside(f"  {step['do']:<8} {size:>9}  ", step["what"], terminal.columns(err=False)))
     unknown = f", {found['of_unknown_size']} of unknown size" if "of_unknown_size" in found else ""
-    click.echo(
-        f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}"
-    )
+    echo(f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}")
     if layer_format != DEFAULT_FORMAT:
-        click.echo(f"  then layers without a {layer_format} copy in the cache are compressed")
+        echo(f"  then layers without a {layer_format} copy in the cache are compressed")
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
-from torchkiln.cli.shared.terminal import print_error, say
-from torchkiln.errors import BuildFailed, KilnError
-from torchkiln.smoke.bundle.earlier import bundles_beside, complete, layers_of, missing_layers, named_bundles
+from torchkiln.cli.shared.terminal import echo, print_error, say
+from torchkiln.errors import BuildFailed, KilnError, VerificationFailed
+from torchkiln.smoke.bundle import earlier as bundles
 from torchkiln.smoke.bundle.held import held_from_json, held_lines
+from torchkiln.util.files import folder_at, named
 from torchkiln.util.sizes import size
 
 _INTERRUPTED = 130  # exit code
@@ -29,9 +28,8 @@ def list_layers(bundle: Path, folders: Sequence[str]) -> int:
     """
 
     def listed() -> None:
-        earlier = named_bundles([Path(folder) for folder in folders]) or bundles_beside(bundle)
-        held = layers_of([bundle, *earlier], _say)
-        click.echo("\n".join(held_lines(held)))
+        held = bundles.layers_of([bundle, *_earlier(bundle, folders)], _say)
+        echo("\n".join(held_lines(held)))
 
     return _code_of(listed)
 
@@ -43,14 +41,23 @@ def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str
     """
 
     def taken() -> None:
-        named = named_bundles([Path(folder) for folder in folders])
-        if missing := missing_layers(bundle, held_from_json(description["held"])):
-            earlier = named or bundles_beside(bundle)
+        earlier = _earlier(bundle, folders)
+        try:
+            held = held_from_json(description["held"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise VerificationFailed(f"the bundle is damaged: bundle.json: held: {error}") from None
+        if missing := bundles.missing_layers(bundle, held):
             total = size(sum(layer.size for layer in missing))
             _say(f"copying {len(missing)} layers, {total}, from other bundles on this host")
-            complete(bundle, description["tag"], missing, earlier)
+            with folder_at(bundle / bundles.LAYOUT / "blobs/sha256"):  # not in a folder elsewhere
+                bundles.complete(bundle, description["tag"], missing, earlier)
 
     return _code_of(taken)
+
+
+def _earlier(bundle: Path, folders: Sequence[str]) -> list[Path]:
+    found = bundles.named_bundles([Path(folder) for folder in folders]) or bundles.bundles_beside(bundle)
+    return [named(folder) for folder in found]
 
 
 def _code_of(action: Callable[[], None]) -> int:

@@ -14,21 +14,24 @@ report.json beside this file. Exit codes are those of `torchkiln smoke run`, or 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.realpath(__file__))
 LAUNCH = os.path.join(HERE, "python", "usr", "launch")
 PYTHON = os.path.join(LAUNCH, "python3")
 USAGE, UNWRITABLE, MACHINE, DAMAGED = 2, 6, 8, 12  # exit codes
 HAVE, FROM = "--have", "--from"
+LARGEST = 64 << 20  # bytes of bundle.json
 LARGE = 1_000_000_000  # bytes; a smaller bundle is verified in about two seconds, so prints no progress
 # The loader uses the libraries of the bundle; Python finds its standard library by --argv0.
 LAUNCHER = """#!/bin/sh
@@ -41,14 +44,42 @@ def main() -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         leave(MACHINE, f"the image is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
     try:
-        with open(os.path.join(HERE, "bundle.json"), "rb") as file:
-            bundle = json.loads(file.read().decode())
-    except (OSError, ValueError) as error:
+        with opened("bundle.json") as file:
+            bundle = described(json.loads(file.read(LARGEST).decode()))
+    except (OSError, ValueError, RecursionError) as error:
         leave(DAMAGED, f"the bundle is damaged: bundle.json: {error}; copy it here again")
     if sys.executable == PYTHON:
         run(bundle, sys.argv[1:])
     else:
         start(bundle, sys.argv[1:])
+
+
+def described(value: Any) -> dict[str, Any]:
+    """*value*, the content of bundle.json.
+
+    :raises ValueError: it does not describe a bundle.
+    """
+    kinds = {"files": dict, "held": dict, "arguments": list, "tag": str, "python": str, "loader": str}
+    if not isinstance(value, dict) or any(not isinstance(value.get(key), kinds[key]) for key in kinds):
+        raise ValueError("not the description of a bundle")
+    files: dict[str, Any] = value["files"]
+    names = (value["python"], value["loader"], *files)
+    outside = any(not part.strip(".") for name in names for part in name.split("/"))
+    if outside or not all(isinstance(text, str) for text in (*files.values(), *value["arguments"])):
+        raise ValueError("it has a file outside of the bundle, or a value that is not text")
+    return value
+
+
+def opened(name: str) -> BinaryIO:
+    """A file of the bundle, opened for reading; it does not block on a pipe.
+
+    :raises OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(os.path.join(HERE, *name.split("/")), os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb")
 
 
 def start(bundle: dict[str, Any], arguments: list[str]) -> NoReturn:
@@ -138,7 +169,7 @@ def sha256(name: str, advance: Callable[[int], None]) -> str | None:
     """The hash of a file of the bundle, hex; None if the file cannot be read."""
     digest = hashlib.sha256()
     try:
-        with open(os.path.join(HERE, *name.split("/")), "rb") as file:
+        with opened(name) as file:
             for piece in iter(lambda: file.read(1 << 20), b""):
                 digest.update(piece)
                 advance(len(piece))
@@ -165,8 +196,9 @@ def write_launchers(bundle: dict[str, Any]) -> None:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Exit with an error message."""
-    sys.stderr.write(f"error: {message}\n")
+    """Exit with an error message, in which control characters are escaped."""
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+    sys.stderr.write(f"error: {shown}\n")
     sys.exit(code)
 
 

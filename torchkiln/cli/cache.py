@@ -58,9 +58,7 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool) -> None:
     """Show what the cache holds, by kind: count, size, last use, and how much `prune` would free."""
     store = _store()
     entries, now = _read_cache(store, layouts, images).entries, time.time()
-    pruned, loose = (
-        {entry.path for entry in expendable(entries, policy, now=now)} for policy in (PrunePolicy(), _ALL)
-    )
+    pruned, loose = ({one.path for one in expendable(entries, of, now=now)} for of in (PrunePolicy(), _ALL))
     if as_json:
         items = [
             {**_json(entry), "pruned": entry.path in pruned, "needed": entry.path not in loose}
@@ -77,7 +75,7 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool) -> None:
     if rows:
         table(("kind", "count", "last use", "size", "prune frees", "at most"), rows, right=(1, 3, 4, 5))
     shared = total(entry for entry in entries if entry.shared)
-    click.echo(
+    console.echo(
         f"{console.size(total(entries))} in {store.root}; "
         f"{console.size(shared)} of it is shared with layouts by hard links"
     )
@@ -121,23 +119,16 @@ def prune(
     else:
         done = pruning.prune(store, lambda: _read_cache(store, layouts, images), policy, dry_run=dry_run)
     if as_json:
-        document = {
-            "cache": str(store.root),
-            "dry_run": dry_run,
-            "freed_bytes": freed(done.gone),
-            "left_bytes": total(done.left),
-            "gone": [_json(entry) for entry in done.gone],
-        }
-        click.echo(json.dumps(document, indent=2))
+        sizes = {"freed_bytes": freed(done.gone), "left_bytes": total(done.left)}
+        begin = {"cache": str(store.root), "dry_run": dry_run}
+        click.echo(json.dumps({**begin, **sizes, "gone": list(map(_json, done.gone))}, indent=2))
     else:
         groups = {kind: [entry for entry in done.gone if entry.kind == kind] for kind in KINDS}
-        rows = [
-            (kind, str(len(group)), console.size(total(group))) for kind, group in groups.items() if group
-        ]
+        rows = [(kind, str(len(some)), console.size(total(some))) for kind, some in groups.items() if some]
         if rows:
             table(("kind", "count", "size"), rows, right=(1, 2))
         verb = "would free" if dry_run else "freed"
-        click.echo(
+        console.echo(
             f"{verb} {console.size(freed(done.gone))}; {console.size(total(done.left))} stay in {store.root}"
         )
     if busy := [entry for entry in done.left if entry.busy and not entry.users]:
@@ -186,15 +177,10 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
         listed.append({**_json(fault.entry), "fault": fault.what, "tags": fault.tags, "repaired": repaired})
         lines.append(f"{fault.entry.path}: {text}")
     if as_json:
-        document = {
-            "cache": str(store.root),
-            "checked_items": len(found.entries),
-            "bytes": sum(read),
-            "faults": listed,
-        }
-        click.echo(json.dumps(document, indent=2))
+        numbers = {"checked_items": len(found.entries), "bytes": sum(read)}
+        click.echo(json.dumps({"cache": str(store.root), **numbers, "faults": listed}, indent=2))
     else:
-        click.echo("\n".join(lines) or f"{len(found.entries)} items in {store.root}: no faults")
+        console.echo("\n".join(lines) or f"{len(found.entries)} items in {store.root}: no faults")
     _raise_if_damaged(dict.fromkeys(tag for fault in faults for tag in fault.tags), remaining, repair)
 
 

@@ -13,6 +13,7 @@ import click
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.locks.file import lock_digest
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.resolve import resolve
@@ -40,7 +41,7 @@ def ci() -> None:
 def matrix(since: str | None, images: Path, chosen: CellOptions) -> None:
     """Print the locked cells as a matrix for GitHub Actions, one line of JSON."""
     cells, grid, facts = chosen.cells()
-    click.echo(matrix_line([resolve(cell, grid, facts) for cell in cells], images, since))
+    echo(matrix_line([resolve(cell, grid, facts) for cell in cells], images, since))
 
 
 # The first push of a branch has this as the "before" commit in CI events: every lock counts as changed.
@@ -61,11 +62,8 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
     if since is not None:
         then = _digests_at(since, tags, images)
         # A new `RECIPE` makes all locks stale. New locks have other digests, so every image is built again.
-        rows = [
-            {**row, "changed": "lock" if row["tag"] in then else "new"}
-            for row in rows
-            if row["tag"] not in then or then[row["tag"]] != row["lock"]
-        ]
+        changed = [row for row in rows if then.get(row["tag"]) != row["lock"]]
+        rows = [{**row, "changed": "lock" if row["tag"] in then else "new"} for row in changed]
     # GitHub rejects an empty matrix: use `if`.
     return json.dumps({"include": rows}, separators=(",", ":"))
 

@@ -62,8 +62,4 @@ def as_project(args: list[str]) -> list[str]:
 
 _NOT_OF_PROJECTS = {("build", "--watch"), ("smoke", "run")}
 # Earlier names; the next release removes them.
-EARLIER = {
-    "catalog": ("ls",),
-    "retract": ("withdraw",),
-    "toolkit": ("plan", "toolkit"),
-}
+EARLIER = {"catalog": ("ls",), "retract": ("withdraw",), "toolkit": ("plan", "toolkit")}

@@ -21,7 +21,7 @@ from torchkiln.cli.shared.targets import names_argument
 from torchkiln.compare.images import ImageReader, InEngine, InLayout, layered_images, same_digest
 from torchkiln.compare.layers import Contrast, LayerSet, contrast
 from torchkiln.docker.daemon import find_engine
-from torchkiln.errors import ConfigError, printable
+from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import open_layout
 from torchkiln.runtimes.runtime import DOCKER
 
@@ -34,13 +34,7 @@ _LONG = 100  # characters of a value that are shown; --json has all
 @layout_option("the OCI layout that has the tags and digests")
 @click.option("--exit-code", is_flag=True, help="exit with 1 if the images differ")
 @json_option
-def diff(
-    names: tuple[str, ...],
-    chosen: CellOptions,
-    output: Path,
-    exit_code: bool,
-    as_json: bool,
-) -> None:
+def diff(names: tuple[str, ...], chosen: CellOptions, output: Path, exit_code: bool, as_json: bool) -> None:
     """Compare the packages, settings and layers of the images A and B.
 
     A and B are tags, aliases or digests of the layout, DIR:REF, or docker:NAME for an image in the Docker
@@ -64,7 +58,7 @@ def diff(
         click.echo(json.dumps(_json(pair, digests, found), indent=2))
     else:
         named = [f"{name} ({digest[:19]})" for name, digest in zip(pair, digests, strict=True)]
-        click.echo(printable("\n\n".join(_text(named, found))))
+        terminal.echo("\n\n".join(_text(named, found)))
     sys.exit(int(exit_code and found is not None and not found.same))
 
 

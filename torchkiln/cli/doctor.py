@@ -31,14 +31,14 @@ def doctor(context: click.Context, as_json: bool) -> None:
         for probe in probes:
             if probe.part != part:
                 part = probe.part
-                click.echo(part)
+                terminal.echo(part)
             mark = click.style("ok     ", fg="green") if probe.ok else click.style("missing", fg="red")
             width = terminal.columns(err=False)
             # Added after the text is wrapped: escape sequences would count as columns.
             text = beside(" " * 11, printable(f"{probe.what}: {probe.found}"), width)
             click.echo(f"  {mark}  {text.lstrip()}")
             if not probe.ok:
-                click.echo(beside(" " * 11, printable(probe.cure), width))
+                terminal.echo(beside(" " * 11, probe.cure, width))
     context.exit(0 if all(probe.ok for probe in probes if probe.part == "embedded engine") else 1)
 
 

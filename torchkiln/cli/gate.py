@@ -13,6 +13,7 @@ from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.gate.clearance import project_json
 from torchkiln.gate.gate import GateResult, clear
 from torchkiln.projects.gate.read import judge_image
@@ -53,9 +54,9 @@ def gate(
     if result.project is not None:
         below = result.project.below
         also += f"; on {below.tag}: {len(below.passed)} checks passed"
-    click.echo(f"gate: {result.tag}: {len(result.passed)} checks passed{also}", err=True)
+    echo(f"gate: {result.tag}: {len(result.passed)} checks passed{also}", err=True)
     if not as_json:
-        click.echo(result.image)
+        echo(result.image)
 
 
 def _json(result: GateResult) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
         from torchkiln.cli.ci import matrix_line
 
         console.say("`list --github` is now `torchkiln ci matrix`")
-        click.echo(matrix_line(resolutions, images, since))
+        terminal.echo(matrix_line(resolutions, images, since))
         return
     if as_json:
         click.echo(json.dumps([_row(resolution, facts, images) for resolution in resolutions], indent=2))
@@ -80,7 +80,7 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
         values = [to_json(explanation) | _of_lock(explanation, images) for explanation in explanations]
         click.echo(json.dumps(values[0] if len(values) == 1 else values, indent=2))
         return
-    click.echo("\n\n".join(_explained(explanation, images) for explanation in explanations))
+    terminal.echo("\n\n".join(_explained(explanation, images) for explanation in explanations))
 
 
 @click.command("pick")
@@ -120,7 +120,7 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) 
     if as_json:
         click.echo(json.dumps(_choice_json(choice), indent=2))
     else:
-        click.echo("\n".join(_choice_lines(choice)))
+        terminal.echo("\n".join(_choice_lines(choice)))
     if not choice.runs:
         raise NothingSelected("none of these images runs on that host", hint="; ".join(choice.host))
 
@@ -156,9 +156,8 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
 
 
 def _of_thin_image(cell: Cell) -> dict[str, Any]:
-    if not cell.gpus:
-        return {}
-    return {"gpus": list(cell.gpus), **({"own_use": True} if cell.own_use else {})}
+    own = {"own_use": True} if cell.own_use else {}
+    return {"gpus": list(cell.gpus), **own} if cell.gpus else {}
 
 
 def _columns(resolution: Resolution, images: Path) -> list[str]:
@@ -240,9 +239,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
     lines += _listed("limits", [f"{text}  [{fact}]" for fact, text in explanation.limits])
     lines += _listed("nearest", nearest_options(resolution))
     lines += _listed("facts", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
-    lines += _listed(
-        "sources", [f"{source.id} ({source.trust}): {source.what}" for source in explanation.sources]
-    )
+    lines += _listed("sources", [f"{one.id} ({one.trust}): {one.what}" for one in explanation.sources])
     return "\n".join(lines)
 
 
@@ -270,9 +267,7 @@ def _choice_lines(choice: Picked) -> list[str]:
         lines.append(beside(f"{rank:>2}. ", f"{_name(offer)}{remarks}", width))
     if choice.fails and not choice.host:
         lines += ["", "does not run:"]
-        lines += [
-            beside("    ", f"{_name(offer)}: {'; '.join(offer.obstacles)}", width) for offer in choice.fails
-        ]
+        lines += [beside("    ", f"{_name(one)}: {'; '.join(one.obstacles)}", width) for one in choice.fails]
     return lines
 
 
@@ -300,8 +295,5 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
             "minding": list(offer.conditions),
         }
 
-    return {
-        "host": list(choice.host),
-        "runs": [to_dict(offer) for offer in choice.runs],
-        "fails": [to_dict(offer) for offer in choice.fails],
-    }
+    runs, fails = (list(map(to_dict, offers)) for offers in (choice.runs, choice.fails))
+    return {"host": list(choice.host), "runs": runs, "fails": fails}

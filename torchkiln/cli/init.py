@@ -19,7 +19,7 @@ import click
 from torchkiln.cli.shared.completing import KNOWN_CUDA, KNOWN_TORCH
 from torchkiln.cli.shared.options import nearest_matrix
 from torchkiln.cli.shared.selection import CellOptions
-from torchkiln.cli.shared.terminal import as_typed
+from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
 from torchkiln.matrix.facts import Facts
@@ -50,10 +50,7 @@ _PACKAGES = "numpy, pillow, tqdm, jupyterlab, ipywidgets, ninja, soundfile, tens
 @click.command("init")
 @click.option("--torch", metavar="X", shell_complete=KNOWN_TORCH, help="torch release  [default: the newest]")
 @click.option(
-    "--cuda",
-    metavar="X",
-    shell_complete=KNOWN_CUDA,
-    help="CUDA version  [default: that of torch's wheel]",
+    "--cuda", metavar="X", shell_complete=KNOWN_CUDA, help="CUDA version  [default: that of torch's wheel]"
 )
 @click.option(
     "--devcontainer",
@@ -77,9 +74,9 @@ def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | N
         raise click.UsageError("--image cannot be used with --torch or --cuda")
     if devcontainer:
         path, command = _write_devcontainer(image, torch, cuda)
-        click.echo(path)
+        echo(path)
         first = f"`{command}`; then " if command else ""
-        click.echo(
+        echo(
             as_typed(f"next: {first}open the folder in VS Code, or `devcontainer up --workspace-folder .`"),
             err=True,
         )
@@ -89,10 +86,11 @@ def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | N
     known = facts.load()
     text = matrix_text(first_cell(known, torch, cuda))
     load(text, known)
-    write_atomic(Path(SCHEMA), shipped_text("matrix"))
+    if not os.path.lexists(SCHEMA):
+        write_atomic(Path(SCHEMA), shipped_text("matrix"))
     write_atomic(_MATRIX, text.encode())
-    click.echo(_MATRIX)
-    click.echo(as_typed("next: `torchkiln lock`; then `torchkiln build`"), err=True)
+    echo(_MATRIX)
+    echo(as_typed("next: `torchkiln lock`; then `torchkiln build`"), err=True)
 
 
 def _write_devcontainer(image: str | None, torch: str | None, cuda: str | None) -> tuple[Path, str]:
@@ -125,10 +123,8 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
         command = f"torchkiln project build {here}`, then `torchkiln run {lock.name} --runtime docker -- true"
         return DevContainer(name=name, image=f"{repository}:{lock.name}", folder=folder), command
     tag = chosen.tag("init --devcontainer")
-    return (
-        DevContainer(name=name, image=f"{repository}:{tag}", folder=folder),
-        f"torchkiln build {tag} --load",
-    )
+    container = DevContainer(name=name, image=f"{repository}:{tag}", folder=folder)
+    return container, f"torchkiln build {tag} --load"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,12 +242,7 @@ def _matching(option: str, wanted: str | None, known: Sequence[str]) -> list[str
 def _everything(facts: Facts) -> Matrix:
     """A matrix with every release and CUDA version of the facts."""
     system = SYSTEMS[DEFAULT_OS]
-    draft = {
-        "torch": list(facts.releases),
-        "cuda": list(facts.cuda),
-        "flavors": ["runtime"],
-        "os": {system.name: {"python": system.python}},
-        "packages": [],
-        "repository": "all",
-    }
+    systems = {system.name: {"python": system.python}}
+    fixed = {"flavors": ["runtime"], "packages": [], "repository": "all"}
+    draft = {"torch": list(facts.releases), "cuda": list(facts.cuda), "os": systems, **fixed}
     return load(json.dumps(draft), facts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import open_cache
+from torchkiln.cli.shared.console import echo, open_cache
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import as_of_option, images_folder, mirror_option, upgrade_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
@@ -87,7 +87,7 @@ def _record(folder: LockFolder, cells: Sequence[Cell], store: Store, *, sweeping
         tag = tag_of(folder.resolution(cell))
         result = record_layers(folder.path, tag, store)
         if result == "recorded":
-            click.echo(tag)
+            echo(tag)
         elif result == "already":
             say(f"{tag}: unchanged, its layers are recorded already")
         elif sweeping:

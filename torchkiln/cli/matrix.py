@@ -14,7 +14,7 @@ import yaml
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import matrix_option, mirror_option
-from torchkiln.cli.shared.terminal import as_typed
+from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts
@@ -61,10 +61,10 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
         offered = open_offered(os.environ, open_cache())
         version = newest([*offered.versions(package), *grid.releases])
         if version in grid.releases:
-            click.echo(f"matrix: {matrix_file} has {package} {version}, the newest release", err=True)
+            echo(f"matrix: {matrix_file} has {package} {version}, the newest release", err=True)
             return
     if version in grid.releases:
-        click.echo(f"matrix: {matrix_file} has {package} {version} already", err=True)
+        echo(f"matrix: {matrix_file} has {package} {version} already", err=True)
         if build or smoke:
             cuda = next(cuda for torch, cuda in grid.pairs if torch == version)
             _make(version, cuda, matrix_file, smoke=smoke)
@@ -74,12 +74,12 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
     beyond, new = release.cuda not in grid.cuda, _new_facts(release, known)
     pair = f'{{torch: "{version}", cuda: "{release.cuda}"}}'
     key, item = ("beyond", pair) if beyond else ("torch", f'"{version}"')
-    click.echo(f"# matrix.yaml, under {key}:\n  - {item}")
+    echo(f"# matrix.yaml, under {key}:\n  - {item}")
     if new:
         notes = "".join(f"# {note}\n" for note in release.notes)
-        click.echo(f"# {EXTENSION}, beside it:\n{notes}{_yaml(new)}", nl=False)
+        echo(f"# {EXTENSION}, beside it:\n{notes}{_yaml(new)}", nl=False)
     if not (write or build or smoke):
-        click.echo(f"matrix: nothing was written; --write writes the lines into {matrix_file}", err=True)
+        echo(f"matrix: nothing was written; --write writes the lines into {matrix_file}", err=True)
         return
     _write(matrix_file, release, new, key, item)
     if build or smoke:
@@ -91,10 +91,10 @@ def _make(version: str, cuda: str, matrix_file: Path, *, smoke: bool) -> NoRetur
     cell = ("--torch", version, "--cuda", cuda, "--matrix", str(matrix_file))
     lock, build = ("lock", *cell), ("build", *cell, *(("--smoke",) if smoke else ()))
     python = (sys.executable, "-m", "torchkiln")
-    click.echo(f"matrix: {as_typed('torchkiln ' + ' '.join(lock))}", err=True)
+    echo(f"matrix: {as_typed('torchkiln ' + ' '.join(lock))}", err=True)
     if code := subprocess.run([*python, *lock], check=False).returncode:
         sys.exit(code)
-    click.echo(f"matrix: {as_typed('torchkiln ' + ' '.join(build))}", err=True)
+    echo(f"matrix: {as_typed('torchkiln ' + ' '.join(build))}", err=True)
     sys.stdout.flush()
     os.execv(sys.executable, [*python, *build])
 
@@ -138,7 +138,7 @@ def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], key: str, 
         )
     if new:
         write_atomic(beside, extended)
-        click.echo(f"matrix: wrote {beside}", err=True)
+        echo(f"matrix: wrote {beside}", err=True)
     write_atomic(matrix_file, text.encode(), mode=matrix_file.stat().st_mode & 0o777)
     command = as_typed(f"torchkiln lock --torch {release.version}")
-    click.echo(f"matrix: wrote {matrix_file}; next: {command}", err=True)
+    echo(f"matrix: wrote {matrix_file}; next: {command}", err=True)

@@ -62,7 +62,7 @@ def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: boo
         click.echo(json.dumps(found, indent=2))
     else:
         for line in _lines(found):
-            click.echo(line)
+            terminal.echo(line)
 
 
 def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> None:
@@ -141,7 +141,7 @@ def show(chosen: CellOptions, images: Path, as_json: bool) -> None:
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for image_plan in plans:
         if not as_json:
-            click.echo(table(image_plan, terminal.columns(err=False)))
+            terminal.echo(table(image_plan, terminal.columns(err=False)))
         else:
             click.echo(json.dumps(to_json(image_plan), indent=2 if len(plans) == 1 else None))
 

@@ -37,6 +37,7 @@ from torchkiln.cli.shared.project import demand_lock, project_cell
 from torchkiln.cli.shared.reports import ReportFiles, key_of, key_option, publish, report_options
 from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.errors import Stale
 from torchkiln.model.layer import LayerFormat
 from torchkiln.projects.choice import Choice, choice_of
@@ -152,7 +153,7 @@ def _lock(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
         found, path = lock_folder(request, locks, open_cache(), environ=os.environ, report=report)
     show_project(found)
     say(f"wrote {path}")
-    click.echo(project_json(found) if as_json else found.lock.name)
+    echo(project_json(found) if as_json else found.lock.name)
 
 
 def _check(request: ProjectRequest, locks: LockFolder) -> None:

@@ -11,6 +11,7 @@ import click
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.options import FOLDER, images_folder
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.docker import bake
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.errors import ConfigError, NothingSelected, Stale
@@ -22,8 +23,9 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.plan.load import plan_cell
 from torchkiln.plan.plan import GENERATED
-from torchkiln.util.files import write_atomic
+from torchkiln.util.files import delete, write_atomic
 from torchkiln.util.places import TEMPLATES
+from torchkiln.util.strict_json import holds
 
 
 @click.command("render")
@@ -62,7 +64,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
             stale += _faults(folder, files)
         else:
             _write(folder, files)
-            click.echo(plan.tag)
+            echo(plan.tag)
     if sweeping:
         whole = {bake.NAME: bake.bake(plans, grid.repository)}
         if check:
@@ -103,7 +105,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         write_atomic(folder / name, data)
     for path in _strays(folder):
-        path.unlink()
+        delete(path)
     with suppress(OSError):
         (folder / "requirements").rmdir()  # the folder does not exist, or has other files
 
@@ -115,7 +117,7 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
         path = folder / name
         if not path.is_file():
             faults.append(f"{path}: missing")
-        elif path.read_bytes() != data:
+        elif not holds(path, data):
             faults.append(f"{path}: not up to date")
     return faults + [f"{path}: no longer generated" for path in _strays(folder)]
 

@@ -14,13 +14,7 @@ import click
 from torchkiln.attest.publication import demand_reason
 from torchkiln.attest.signers import Trust, with_signer
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import (
-    FOLDER,
-    images_folder,
-    json_option,
-    matrix_option,
-    plain_http_option,
-)
+from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, matrix_option, plain_http_option
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import (
     Signing,
@@ -30,7 +24,7 @@ from torchkiln.cli.shared.trust_options import (
     signing_options,
     trust_options,
 )
-from torchkiln.errors import ConfigError, RegistryError, printable
+from torchkiln.errors import ConfigError, RegistryError
 from torchkiln.gate.kept_reports import kept_reports, locks_in
 from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix import facts, matrix
@@ -127,9 +121,7 @@ def _write_site(
     demand_replaceable(site)
     kept = kept_reports(proofs) if proofs else ()
     earlier = locks_in(proofs) if proofs else {}
-    records = read_records(
-        locks, [each.signed for each in kept], lambda line: console.say(printable(line)), earlier
-    )
+    records = read_records(locks, [each.signed for each in kept], console.say, earlier)
     in_registry = {
         tag: Published(digest=entry.digest, notices=entry.notices, retracted=bool(entry.retracted))
         for entry in published
@@ -143,7 +135,7 @@ def _write_site(
     files = render(listed, locks.facts, beside)
     write_folder(site, files)
     console.say(f"images: {len(tags)}; files: {len(files)}, {console.size(sum(map(len, files.values())))}")
-    click.echo(site)
+    console.echo(site)
 
 
 def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Trust) -> dict[str, Any]:
@@ -173,7 +165,7 @@ def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Tru
 
 def _row(image: CatalogEntry) -> list[str]:
     gpus, warnings = ", ".join(image.gpus) or "-", "; ".join(image.warnings)
-    return [printable(text) for text in (" ".join(image.tags), image.digest[:19], gpus, warnings)]
+    return [" ".join(image.tags), image.digest[:19], gpus, warnings]
 
 
 @click.command("withdraw")
@@ -225,7 +217,7 @@ def withdraw(
         moved = [{"tag": move.tag, "to": move.to, "gone": move.gone} for move in result.moved]
         click.echo(json.dumps({"digest": result.digest, "statement": result.statement, "moved": moved}))
     else:
-        click.echo(result.digest)
+        console.echo(result.digest)
     if stuck := [move.tag for move in result.moved if not (move.to or move.gone)]:
         raise RegistryError(
             f"{reference.repository}: still tagged, although retracted: {', '.join(stuck)}",

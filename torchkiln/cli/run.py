@@ -35,10 +35,7 @@ class _WithTail(click.Command):
 
 
 @click.command(
-    "run",
-    cls=_WithTail,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
+    "run", cls=_WithTail, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
 )
 @selection_for_running
 @layout_option()
@@ -135,7 +132,7 @@ class _RunOutput(EngineLines):
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
         if not there:
-            click.echo(f"run: unpacking {image.ref}", err=True)
+            console.echo(f"run: unpacking {image.ref}", err=True)
 
 
 def parse_binds(texts: Sequence[str]) -> tuple[Bind, ...]:

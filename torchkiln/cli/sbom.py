@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import open_cache, progress, say
+from torchkiln.cli.shared.console import echo, open_cache, progress, say
 from torchkiln.cli.shared.image_names import NamedImage, named_image
 from torchkiln.cli.shared.options import FILE, images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
@@ -85,4 +85,4 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
             hint=f"recreate it: torchkiln sbom {image.ref}",
         )
     say(f"{document.name} lists all {len(items)} packages of {image.ref}, and no others")
-    click.echo(image.manifest)
+    echo(image.manifest)

@@ -13,6 +13,7 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.image_names import NamedImage, named_image
 from torchkiln.cli.shared.options import (
     EXISTING_FILE,
+    Named,
     gathered,
     images_folder,
     layout_option,
@@ -27,7 +28,7 @@ from torchkiln.cli.shared.runtime_options import RunOn, run_on_options
 from torchkiln.cli.shared.selection import CellOptions, selection_for_running
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.targets import name_argument
-from torchkiln.cli.shared.terminal import as_typed
+from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layout import ImageOnDisk
@@ -99,7 +100,7 @@ def smoke() -> None:
     _Bundling,
     click.option(
         "--bundle",
-        type=click.Path(path_type=Path),
+        type=Named(),
         metavar="FOLDER|NAME.tar",
         help="run nothing; write a bundle to run on a GPU host (docs/deploy.md)",
     ),
@@ -195,9 +196,7 @@ def _make_bundle(
     with parts_of(image, locked, suite, matrix=matrix_file, arguments=arguments, store=store) as parts:
         files = contents(parts, held)
         total = size(sum(file.size for file in files))
-        click.echo(
-            f"smoke: bundle of {tag} ({image.manifest[:19]}), {total}{_left_out(image, held)}", err=True
-        )
+        echo(f"smoke: bundle of {tag} ({image.manifest[:19]}), {total}{_left_out(image, held)}", err=True)
         if part_bytes is not None:
             write_parts(files, place, part_bytes)
             first = f"cat {place.name}/{TAR}.* | tar --extract --directory FOLDER; python3 FOLDER/run.py"
@@ -208,10 +207,10 @@ def _make_bundle(
             write_folder(files, place)
             first = f"python3 {place.name}/run.py"
     first += " --from EARLIER_BUNDLE" if held else ""
-    click.echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
+    echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
     gate = as_typed(f"torchkiln gate {tag} --report report.json")
-    click.echo(f"then copy its report.json back:\n  {gate}", err=True)
-    click.echo(place)
+    echo(f"then copy its report.json back:\n  {gate}", err=True)
+    echo(place)
 
 
 def _left_out(image: ImageOnDisk, held: Mapping[Digest, HeldLayer]) -> str:

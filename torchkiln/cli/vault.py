@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import open_cache, progress, say, size
+from torchkiln.cli.shared.console import echo, open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
 from torchkiln.cli.shared.project import demand_lock, project_cell
@@ -96,7 +96,7 @@ def check(where: str, upstream: bool) -> None:
             states = upstream_states(vault_at(where, os.environ), pages, folder)
             for name, state in states.items():
                 if state != "listed":
-                    click.echo(f"{state} {name}")
+                    echo(f"{state} {name}")
             counts = Counter(states.values())
             say(", ".join(f"{counts[state]} {state}" for state in ("listed", "unlisted", "gone")))
             return
@@ -110,7 +110,7 @@ def check(where: str, upstream: bool) -> None:
         )
     if not count:
         raise NothingSelected(f"{where}: no locks", hint=f"run: torchkiln vault keep {where} TAG")
-    click.echo(f"{count} files, no fault")
+    echo(f"{count} files, no fault")
 
 
 @vault.command("drop")
@@ -128,7 +128,7 @@ def drop(where: str, images: Path, every: bool, project: Path | None, dry_run: b
         lock = demand_lock(project)
         keeping, name = set() if every else {project_tag(lock)}, lock.name
     for tag in drop_locks(place, frozenset(keeping), project=name, dry_run=dry_run):
-        click.echo(tag)
+        echo(tag)
 
 
 def _locked(images: Path) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def verify(
     _print(result, as_json=as_json, quiet=quiet)
     result.demand_good()
     if not as_json:
-        click.echo(f"{result.digest} {result.reference}")
+        console.echo(f"{result.digest} {result.reference}")
 
 
 def is_in_layout(target: str, output: Path) -> bool:
@@ -137,7 +137,7 @@ def _print(result: Verified, *, as_json: bool, quiet: bool) -> None:
         for point in result.points:
             mark, what = "ok" if point.good else "BAD", point.what
             for line in printable(point.text).splitlines() or [""]:
-                click.echo(f"{mark:<4}{what:<12}{line}", err=True)
+                console.echo(f"{mark:<4}{what:<12}{line}", err=True)
                 mark = what = ""
 
 
@@ -150,7 +150,7 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool, quiet: bo
         click.echo(json.dumps({"layout": str(folder), "images": images, "faults": details}, indent=2))
     else:
         for name, digest in names.items():
-            click.echo(f"{digest} {name}")
+            console.echo(f"{digest} {name}")
     if faults and not (folder / "oci-layout").exists():
         raise VerificationFailed(
             "\n".join((f"{target}: not an OCI layout", *map(str, faults))),

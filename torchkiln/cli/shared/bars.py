@@ -6,6 +6,7 @@ import threading
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from torchkiln.errors import printable
 from torchkiln.model.progress import Work
 
 _LABELS: dict[Work, str] = {
@@ -60,11 +62,8 @@ class Bars:
     def __init__(self) -> None:
         console = Console(stderr=True)
         width = max(min(_NAME, console.width - _NUMBERS), len("packages"))  # numbers stay whole
-        numbers: list[ProgressColumn] = [
-            _Amount(table_column=Column(no_wrap=True)),
-            _Speed(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        ]
+        kinds: tuple[type[ProgressColumn], ...] = (_Amount, _Speed, TimeRemainingColumn)
+        numbers = [kind(table_column=Column(no_wrap=True)) for kind in kinds]
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=width)),
             BarColumn(None),
@@ -88,7 +87,7 @@ class Bars:
     def begin(self, work: Work, name: str, total: int) -> None:
         if work == "step":
             with self._guard:
-                self._named[work, name] = self._add(name, None)
+                self._named[work, name] = self._add(escape(name), None)
         if work not in _LABELS:
             return
         with self._guard:
@@ -98,10 +97,10 @@ class Bars:
             grown = (self._progress.tasks[self._progress.task_ids.index(task)].total or 0) + total
             self._progress.update(task, total=grown)
             if work == "download" and total >= _NAMED:
-                self._named[work, name] = self._add(f"  {name[:_NAME]}", total)
+                self._named[work, name] = self._add(escape(f"  {name[:_NAME]}"), total)
 
     def _add(self, description: str, total: int | None, *, counts: bool = False) -> TaskID:
-        return self._progress.add_task(description, total=total, counts=counts)
+        return self._progress.add_task(printable(description), total=total, counts=counts)
 
     def advance(self, work: Work, name: str, count: int) -> None:
         with self._guard:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.tables import paragraph, table
+from torchkiln.cli.shared.terminal import echo as echo
 from torchkiln.cli.shared.terminal import say as say
 from torchkiln.errors import KilnError
 from torchkiln.model.progress import Observer, Silent, Work
@@ -76,8 +75,8 @@ def summary(build: BuildResult) -> None:
     if image.base_moved:
         lines.append(moved(image.base_moved))
     for line in lines:
-        click.echo(paragraph(line, err=True), err=True)
-    click.echo(f"{image.tag}: {image.manifest} in {image.layout}", err=True)
+        echo(paragraph(line, err=True), err=True)
+    echo(f"{image.tag}: {image.manifest} in {image.layout}", err=True)
 
 
 def moved(changes: Sequence[str]) -> str:

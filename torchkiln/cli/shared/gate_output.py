@@ -16,8 +16,8 @@ from torchkiln.cli.shared.reports import signature_line, trust
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
-from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
 from torchkiln.gate.clearance import not_proved
 from torchkiln.gate.gate import GateResult
@@ -117,11 +117,11 @@ def show(result: GateResult) -> None:
     for what, names in not_proved(project).items():
         more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
         text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"
-        click.echo(printable(text), err=True)
+        echo(text, err=True)
 
 
 def _show(result: GateResult, title: str = "") -> None:
-    click.echo(printable(title), err=True, nl=False)
+    echo(title, err=True, nl=False)
     numbers = {}
     carried = (signed_report for other in result.earlier for signed_report in other.reports)
     for number, signed_report in enumerate((*result.signed_reports, *carried), start=1):
@@ -129,10 +129,10 @@ def _show(result: GateResult, title: str = "") -> None:
         gpus = result.gpus_of(signed_report.report) or "no GPU"
         own = ", a run of this machine" if signed_report.own else ""
         line = f"report {number}: {signed_report.name}: {gpus}, {signature_line(signed_report)}{own}"
-        click.echo(printable(line), err=True)
+        echo(line, err=True)
     table(
         ("CHECK", "TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"),
-        [[printable(text) for text in _row(status, numbers)] for status in result.statuses],
+        [_row(status, numbers) for status in result.statuses],
         styles=_STYLES,
         text=(5,),
         err=True,

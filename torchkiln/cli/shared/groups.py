@@ -12,9 +12,7 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [
-            (name, command.get_short_help_str(WHOLE))
-            for name, command in self.commands.items()
-            if not command.hidden
+            (name, one.get_short_help_str(WHOLE)) for name, one in self.commands.items() if not one.hidden
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

@@ -12,7 +12,7 @@ from torchkiln.errors import ConfigError, KilnError
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import find_cell, parse_name, preferred_name, tag_of
 from torchkiln.model.layer import split_format
-from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.oci.layout import open_layout
 from torchkiln.oci.owned import demand_own_layout
 
 
@@ -102,7 +102,7 @@ def _names_in(layout: Path) -> dict[str, str]:
     if not layout.is_dir():
         return {}
     try:
-        return dict(Layout(layout).refs())
+        return dict(open_layout(layout).refs())
     except (KilnError, OSError):
         return {}
 

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import click
-
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import progress
-from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.compare.layers import package_changes
-from torchkiln.errors import KilnError, printable
+from torchkiln.errors import KilnError
 from torchkiln.locks.session import LockResult
 from torchkiln.matrix.public_record import record_notice
 from torchkiln.model.contents import Package
@@ -42,7 +40,7 @@ class LockOutput:
             say(f"{tag}: warning: {USES}")
         if locked.by_record:
             say(f"{tag}: {record_notice(locked.by_record)}")
-        click.echo(tag)
+        echo(tag)
 
     def failed(self, tag: str, error: KilnError) -> None:
         print_error(f"{tag}: {error.message}", error.hint)
@@ -51,7 +49,7 @@ class LockOutput:
 def warn_of_yanked(tag: str, yanked: Iterable[tuple[str, str, str]]) -> None:
     """Print a line for the name, version and reason of each yanked wheel."""
     for name, version, reason in yanked:
-        why = f": {printable(reason)[:200]}" if reason else ""
+        why = f": {reason[:200]}" if reason else ""
         say(f"{tag}: warning: {name} {version} was yanked{why}")
 
 

@@ -18,14 +18,32 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import mirrors
 from torchkiln.model.layer import DEFAULT_FORMAT, LAYER_FORMATS
 from torchkiln.oci.owned import demand_own_layout
+from torchkiln.util.files import named
 from torchkiln.util.places import INSTALLED, MATRIX
 from torchkiln.vault import VARIABLE as VAULTS
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 Decorator = Callable[[Any], Any]
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Named(click.Path):
+    """A path. Only the user's own may lead through symbolic links: a default is in a folder of strangers."""
+
+    def __init__(self, check: Callable[[Path], object] = lambda _: None, **kind: bool) -> None:
+        super().__init__(path_type=Path, **kind)
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        self._check(path)
+        if ctx and param and ctx.get_parameter_source(param.name or "") is ParameterSource.DEFAULT:
+            return path
+        return named(path) if self.dir_okay else named(path.parent) / path.name
+
+
+FILE = Named(dir_okay=False)
 EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+FOLDER = Named(file_okay=False)
 _HERE = Path("matrix.yaml")
 
 
@@ -79,16 +97,8 @@ def _images() -> Path:
 
 def layout_option(text: str = "the OCI layout that holds the image", *, owned: bool = True) -> Decorator:
     """The option --output, an OCI layout; *owned*: refuse a layout that other users can change."""
-    callback = _demand_own if owned else None
-    return click.option(
-        "--output", type=FOLDER, default=Path("dist"), show_default=True, callback=callback, help=text
-    )
-
-
-def _demand_own(_: click.Context, __: click.Parameter, layout: Path) -> Path:
-    """:raises ConfigError: other users can change the layout."""
-    demand_own_layout(layout)
-    return layout
+    kind = Named(check=demand_own_layout, file_okay=False) if owned else FOLDER
+    return click.option("--output", type=kind, default=Path("dist"), show_default=True, help=text)
 
 
 def _use_mirror(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -140,22 +150,15 @@ vault_option = click.option(
 )
 
 
-def _matrix_option(default: Callable[[], Path], text: str) -> Decorator:
+def _matrix(default: Callable[[], Path], text: str) -> Decorator:
     return click.option(
-        "--matrix",
-        "matrix_file",
-        type=FILE,
-        default=default,
-        show_default="matrix.yaml",
-        help=text,
+        "--matrix", "matrix_file", type=FILE, default=default, show_default="matrix.yaml", help=text
     )
 
 
-matrix_option = _matrix_option(project_matrix, "the matrix of versions")
+matrix_option = _matrix(project_matrix, "the matrix of versions")
 #: For commands that only read the matrix: they also work in a folder without matrix.yaml.
-any_matrix_option = _matrix_option(
-    nearest_matrix, "the matrix of versions; if the file is missing, torchkiln's own"
-)
+any_matrix_option = _matrix(nearest_matrix, "the matrix of versions; if the file is missing, torchkiln's own")
 images_folder = click.option(
     "--images",
     type=FOLDER,

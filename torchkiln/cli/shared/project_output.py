@@ -7,7 +7,6 @@ from typing import Any
 
 from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
-from torchkiln.errors import printable
 from torchkiln.index.settings import redact
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.project import Origin
@@ -36,7 +35,7 @@ def show_project(found: LockedProject) -> None:
     if lock.apt:
         say(_packages(lock.apt))
     for note in found.notes:
-        say(f"warning: {printable(note)}")
+        say(f"warning: {note}")
     for one in found.behind:
         say(_warning(one))
     for origin in lock.origins:
@@ -97,9 +96,9 @@ def _origin(origin: Origin) -> str:
 
 def _row(move: Move) -> tuple[str, str, str, str]:
     after = f"{move.after or _NEW} (fixed)" if move.ignored else move.after
-    return move.name, move.before or _NEW, after, printable(move.why)
+    return move.name, move.before or _NEW, after, move.why
 
 
 def _warning(one: Behind) -> str:
     head = f"warning: {one.name} {one.version} is far older than its newest release {one.newest}"
-    return f"{head}: {printable(one.why)}"
+    return f"{head}: {one.why}"

@@ -13,7 +13,7 @@ import click
 
 from torchkiln.cli.shared.options import PushTo
 from torchkiln.cli.shared.project_build import ProjectBuilder, pushes_to, warnings_of
-from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.cli.shared.unproven import Pushes
 from torchkiln.engine.environment import open_environment
 from torchkiln.errors import KilnError
@@ -107,7 +107,7 @@ class _Lines:
             sent = f"  {size(pushed.bytes_sent)} pushed" if pushed else ""
             count = len(code.files) + len(code.links)
             what = f"{count} file{'' if count == 1 else 's'}" if first else _names(event.changed)
-            click.echo(f"{image.manifest}  {seconds['total']:.2f} s{sent}  {what}")
+            echo(f"{image.manifest}  {seconds['total']:.2f} s{sent}  {what}")
         if error:
             raise error
 

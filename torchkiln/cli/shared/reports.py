@@ -13,6 +13,7 @@ from torchkiln.attest.dsse import PrivateKey
 from torchkiln.attest.keys import NamedKey, keys_for, private_key, public_keys, role_named
 from torchkiln.cli.shared.options import EXISTING_FILE, FILE, gathered, suite_option
 from torchkiln.cli.shared.tables import paragraph
+from torchkiln.cli.shared.terminal import echo
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
 from torchkiln.model.report import Finding, SignedReport, SmokeReport
@@ -101,8 +102,8 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
         click.echo(json.dumps({"verdict": computed, "stated": report.verdict, "faults": failed, **signed}))
     else:
         for line in forms.to_lines(report, facts.load().reasons()):
-            click.echo(paragraph(line))
-        click.echo(f"\n{signature_line(signed_report)}\n{computed}")
+            echo(paragraph(line))
+        echo(f"\n{signature_line(signed_report)}\n{computed}")
     attestation.demand_sound(signed_report, signed=bool(trusted))
     forms.demand_pass(report)
 
@@ -146,7 +147,7 @@ def publish(
     if to.markdown:
         write_atomic(to.markdown, forms.to_markdown(report).encode())
     show_lines(report, printed)
-    click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
+    echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
 
 
 def key_of(key_file: Path | None, files: ReportFiles, nonce: str | None) -> PrivateKey | None:
@@ -160,7 +161,7 @@ def key_of(key_file: Path | None, files: ReportFiles, nonce: str | None) -> Priv
 def show_lines(report: SmokeReport, printed: Collection[Finding]) -> None:
     """Print *report* on stderr as text, without the findings in *printed*, which are on stderr already."""
     for line in forms.to_lines(report, facts.load().reasons(), printed):
-        click.echo(paragraph(line, err=True), err=True)
+        echo(paragraph(line, err=True), err=True)
 
 
 def demand(value: str | None, name: str) -> None:

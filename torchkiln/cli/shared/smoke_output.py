@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.reports import show_lines
 from torchkiln.cli.shared.runtime_options import EngineLines
@@ -67,7 +65,7 @@ class SmokeLines(EngineLines):
         if self._quiet:
             return
         line = forms.to_line(finding, self._width, facts.load().reasons())
-        click.echo(paragraph(line, err=True), err=True)
+        terminal.echo(paragraph(line, err=True), err=True)
         self.printed.add(finding)
 
     def answered(self, report: SmokeReport) -> None:

@@ -14,6 +14,7 @@ from itertools import zip_longest
 import click
 
 from torchkiln.cli.shared import terminal
+from torchkiln.errors import printable
 
 _GAP = "  "
 _INDENT = 4  # spaces before the further lines of a row
@@ -44,7 +45,7 @@ def table(
     painted = {**dict.fromkeys(header, "bold"), **(styles or {})}
     width = terminal.columns(err=err)
     for line in laid_out(header, rows, width, styles=painted, right=right, text=text):
-        click.echo(line, err=err)
+        click.echo(line, err=err)  # with colours; `laid_out` has escaped the cells
 
 
 def laid_out(
@@ -57,11 +58,16 @@ def laid_out(
     text: Collection[int] = (),
 ) -> list[str]:
     """The lines of a table in *width*; None: plain columns. The other parameters are those of `table`."""
-    lines = [header, *rows]
+    lines = [header, *([_line(cell) for cell in row] for row in rows)]
     if width is None:
         return columns(lines, right)
     bands = _bands(lines, width, text)
     return [shown for line in lines for shown in _row(line, bands, right, styles or {})]
+
+
+def _line(text: str) -> str:
+    """*text* on one line: a cell cannot look like further rows."""
+    return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -16,6 +16,7 @@ from typing import IO, Any
 import click
 
 from torchkiln.cli.commands import COMMANDS
+from torchkiln.errors import printable
 
 _COMMAND = re.compile(rf"(?<![\w./-])torchkiln (?=(?:{'|'.join(COMMANDS)})(?![\w-]))")
 
@@ -62,13 +63,18 @@ def color() -> bool | None:
     return False if dumb or os.environ.get("NO_COLOR") else None
 
 
+def echo(text: str | Path, *, err: bool = False, nl: bool = True) -> None:
+    """Print *text* without the control characters that a name or a file of a stranger may have."""
+    click.echo(printable(str(text)), err=err, nl=nl)
+
+
 def say(line: str, of: str = "torchkiln") -> None:
     """Print one line of diagnostics on stderr, after the name of what it is about."""
-    click.echo(f"{of}: {as_typed(line)}", err=True)
+    echo(f"{of}: {as_typed(line)}", err=True)
 
 
 def print_error(message: str, hint: str = "") -> None:
     """Print an error on stderr, and what to do about it."""
-    click.echo(click.style("error: ", fg="red", bold=True) + as_typed(message), err=True, color=color())
-    if hint:
-        click.echo(click.style("hint: ", fg="yellow") + as_typed(hint), err=True, color=color())
+    hints = [(click.style("hint: ", fg="yellow"), hint)] if hint else []
+    for title, text in [(click.style("error: ", fg="red", bold=True), message), *hints]:
+        click.echo(title + printable(as_typed(text)), err=True, color=color())
