@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds
-from bench.results import (
-    Figure,
-    Sample,
-    fastest,
-    per_round,
-)
+from bench.results import Figure, Sample, fastest, per_round
 from bench.rows_json import rows_json
 
 

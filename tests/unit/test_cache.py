@@ -120,9 +120,7 @@ entries = st.lists(
     unique_by=lambda one: one.path,
 )
 policies = st.builds(
-    PrunePolicy,
-    older_than=st.none() | st.floats(0, 100 * DAY),
-    max_size=st.none() | st.integers(0, 50),
+    PrunePolicy, older_than=st.none() | st.floats(0, 100 * DAY), max_size=st.none() | st.integers(0, 50)
 )
 
 

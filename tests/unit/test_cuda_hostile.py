@@ -69,10 +69,7 @@ REFUSED = {
     "absolute link": ([link("bin/x", "/etc/passwd")], "outside of the archive"),
     "a link to outside, in a part that is left out": ([link("doc/x", "../../x")], "outside of the archive"),
     "hard link out": ([link("bin/x", "etc/passwd", tarfile.LNKTYPE)], "not an earlier file"),
-    "hard link forward": (
-        [link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC],
-        "not an earlier file",
-    ),
+    "hard link forward": ([link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC], "not an earlier file"),
     "hard link to a folder": ([NVCC, link("bin/x", f"{TOP}/bin", tarfile.LNKTYPE)], "not an earlier file"),
     "hard link to a removed file": (
         [("doc/x", b"x", {}), link("bin/x", f"{TOP}/doc/x", tarfile.LNKTYPE)],

@@ -84,19 +84,13 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
 @pytest.mark.parametrize(
     ("finding", "why"),
     [
-        (
-            found("cuda", "skipped", "host: no NVIDIA driver here"),
-            "skipped: host: no NVIDIA driver here",
-        ),
+        (found("cuda", "skipped", "host: no NVIDIA driver here"), "skipped: host: no NVIDIA driver here"),
         (found("cuda", "failed", "devices: is 0, wanted 1\nmore"), "failed: devices: is 0, wanted 1"),
         (found("cuda", "failed", "OSError: No space left on device"), "inconclusive: "),
         (found("cuda", measured='{"x": 2}'), "reported as passed, but x is out of bounds"),
         (found("cuda", measured="{}"), "reported as passed, but x is out of bounds"),
         (found("cuda", threshold="{}"), "reported as passed, but without any bounds"),
-        (
-            found("cuda", threshold='{"x": {"roughly": 1}}'),
-            "reported as passed, but x is out of bounds",
-        ),
+        (found("cuda", threshold='{"x": {"roughly": 1}}'), "reported as passed, but x is out of bounds"),
         (found("cuda", tier=0), "reported as a check of tier 0; it is of tier 1"),
         (
             found("cuda", "not-applicable", "cuda-needs-luck"),

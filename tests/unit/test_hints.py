@@ -179,10 +179,7 @@ def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
     assert len(ran.output.splitlines()) > 3
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["build"], ["gate"], ["list", "--torch", "9.9"]],
-)
+@pytest.mark.parametrize("words", [["build"], ["gate"], ["list", "--torch", "9.9"]])
 def test_following_a_hint_works(words: list[str]) -> None:
     failed = CliRunner().invoke(torchkiln, words)
     hint = str(getattr(failed.exception, "hint", ""))

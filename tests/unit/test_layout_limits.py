@@ -66,11 +66,7 @@ def many(count: int) -> Callable[[], object]:
                 "config": {"Labels": labels},
                 "rootfs": {"type": "layers", "diff_ids": []},
             }
-            image = {
-                "schemaVersion": 2,
-                "config": {"mediaType": _CONFIG, **put(entry_json)},
-                "layers": [],
-            }
+            image = {"schemaVersion": 2, "config": {"mediaType": _CONFIG, **put(entry_json)}, "layers": []}
             name = {"org.opencontainers.image.ref.name": f"a{number}" if number else "a"}
             entries.append({"mediaType": _MANIFEST, **put(image), "annotations": name})
         Path("layout/index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": entries}))

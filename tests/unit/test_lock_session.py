@@ -10,13 +10,7 @@ import pytest
 from tests.planned import FACTS
 from tests.servers.workspace import MATRIX, Workspace, a_workspace
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
-from torchkiln.index.settings import (
-    IndexSettings,
-    index_settings,
-    parse_pip_config,
-    redact,
-    redact_text,
-)
+from torchkiln.index.settings import IndexSettings, index_settings, parse_pip_config, redact, redact_text
 from torchkiln.locks.choice import lockable
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import load_locked

@@ -49,10 +49,7 @@ def test_a_fault_in_a_tar_is_found(tmp_path: Path, kind: str) -> None:
 
 
 GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "garbage": (
-        lambda tar: members_of(tar, 3) + b"garbage",
-        r"trailing data at byte \d+: not a gzip member",
-    ),
+    "garbage": (lambda tar: members_of(tar, 3) + b"garbage", r"trailing data at byte \d+: not a gzip member"),
     "zeros": (lambda tar: members_of(tar) + bytes(9), r"trailing data at byte \d+: not a gzip member"),
     "one byte": (lambda tar: members_of(tar) + b"\x1f", "trailing data"),
     "no gzip": (lambda tar: tar, r"the blob does not begin with a gzip member"),

@@ -36,9 +36,7 @@ def blobs(folder: Path) -> set[str]:
 def test_a_written_image_reads_back(tmp_path: Path) -> None:
     """Name, digests, sizes and config are the same as written."""
     built = build(tmp_path)
-
     found = open_layout(tmp_path / "layout").image("a")
-
     assert (found.ref, found.manifest, found.config_digest) == ("a", built.manifest, built.config)
     assert [(layer.digest, layer.diff_id, layer.size) for layer in found.layers] == [
         (layer.blob.digest, layer.blob.diff_id, layer.blob.size) for layer in built.layers
@@ -52,9 +50,7 @@ def test_a_written_image_reads_back(tmp_path: Path) -> None:
 def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
     """The disk stores a layer only once."""
     built = build(tmp_path)
-
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
-
     assert path.samefile(BlobFolder(tmp_path / "store").path(built.layers[0].blob.digest))
 
 
@@ -66,9 +62,7 @@ def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "link", refuse)
     built = build(tmp_path)
-
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
-
     assert digest(path.read_bytes()) == built.layers[0].blob.digest
     assert path.stat().st_nlink == 1
     assert len(blobs(tmp_path)) == 4
@@ -79,9 +73,7 @@ def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> No
     for order in ("ab", "ba"):
         for tag in order:
             build(tmp_path / order, tag, content=tag.encode())
-
     first, second = tmp_path / "ab/layout", tmp_path / "ba/layout"
-
     assert (first / "index.json").read_bytes() == (second / "index.json").read_bytes()
     assert blobs(tmp_path / "ab") == blobs(tmp_path / "ba")
 
@@ -89,7 +81,6 @@ def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> No
 def test_aliases_are_written_on_request(tmp_path: Path) -> None:
     """With `refs`, one manifest gets several names; without, only the tag."""
     built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))
-
     assert open_layout(tmp_path / "layout").refs() == dict.fromkeys(("a", "latest", "v2.7"), built.manifest)
     assert built.ref == "a"
 
@@ -99,9 +90,7 @@ def test_replacing_a_name_deletes_its_blobs(tmp_path: Path) -> None:
     build(tmp_path, "a", content=b"1")
     neighbour = build(tmp_path, "b", content=b"2")
     replaced = build(tmp_path, "a", content=b"3")
-
     layout = open_layout(tmp_path / "layout")
-
     assert layout.refs() == {"a": replaced.manifest, "b": neighbour.manifest}
     assert len(blobs(tmp_path)) == 3 + 2 * 2
     assert all(layer.path.is_file() for name in "ab" for layer in layout.image(name).layers)
@@ -113,9 +102,7 @@ def test_nothing_is_deleted_beside_an_unreadable_manifest(tmp_path: Path) -> Non
     broken = build(tmp_path, "b", content=b"2")
     open_layout(tmp_path / "layout").blob(broken.manifest).write_text("{}")
     before = blobs(tmp_path)
-
     built = build(tmp_path, "a", content=b"3")
-
     assert before < blobs(tmp_path)
     assert open_layout(tmp_path / "layout").image("a").manifest == built.manifest
     with pytest.raises(VerificationFailed, match="digest mismatch"):
@@ -128,7 +115,6 @@ def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
     before = blobs(tmp_path)
     (tmp_path / "layout/blobs/sha256" / ("f" * 64)).write_bytes(b"stray")
     (tmp_path / "layout/.index.json.0123abcd").write_bytes(b"half")
-
     assert prune(tmp_path / "layout") == 9
     assert blobs(tmp_path) == before
     assert not (tmp_path / "layout/.index.json.0123abcd").exists()
@@ -155,7 +141,6 @@ def test_an_interrupted_write_leaves_the_old_names(
         patch.setattr(module.os, "replace", fail_later)
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path, "a", content=b"2")
-
     assert open_layout(tmp_path / "layout").refs() == {"a": old.manifest}
     assert all(layer.path.is_file() for layer in open_layout(tmp_path / "layout").image("a").layers)
     assert not [path for path in (tmp_path / "layout").rglob(".*") if path.name != ".lock"]
@@ -179,10 +164,8 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     store = BlobFolder(tmp_path / "store")
     layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
     store.path(layer.blob.digest).write_bytes(b"short")
-
     with pytest.raises(BuildFailed, match=r"'torch 2\.7\.1'.*is missing or truncated"):
         write_image(tmp_path / "layout", plan("a"), (layer,), store.path)
-
     assert open_layout(tmp_path / "layout").refs() == {}
 
 
@@ -192,18 +175,14 @@ def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
     path.unlink()
     path.write_bytes(b"half")
-
     build(tmp_path)
-
     assert digest(path.read_bytes()) == built.layers[0].blob.digest
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
     build(tmp_path, "2.7.1-cuda12.1-runtime")
-
     with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:
         open_layout(tmp_path / "layout").image("2.7.1-cuda12.2-runtime")
-
     assert caught.value.hint == "did you mean 2.7.1-cuda12.1-runtime?"
 
 
@@ -211,10 +190,8 @@ def test_several_images_require_a_name(tmp_path: Path) -> None:
     """The error message lists the names."""
     build(tmp_path, "a", content=b"1")
     build(tmp_path, "b", content=b"2")
-
     with pytest.raises(ConfigError) as caught:
         open_layout(tmp_path / "layout").image()
-
     assert "images: a, b" in caught.value.hint
 
 
@@ -222,10 +199,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     """For example, `--output $HOME` must not make the home folder a layout."""
     (tmp_path / "layout").mkdir()
     (tmp_path / "layout/thesis.tex").write_text("years")
-
     with pytest.raises(VerificationFailed, match="is not empty and not an OCI layout"):
         build(tmp_path)
-
     assert {path.name for path in (tmp_path / "layout").iterdir()} <= {"thesis.tex", ".lock"}
 
 
@@ -234,11 +209,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     [
         ("oci-layout", '{"imageLayoutVersion":"2.0.0"}', "unknown layout version '2.0.0'"),
         ("index.json", "{}", "manifests: must be a list, not nothing"),
-        (
-            "index.json",
-            '{"manifests":[{"digest":"sha256:12"}]}',
-            r"\[0\]\.digest: 'sha256:12' is not",
-        ),
+        ("index.json", '{"manifests":[{"digest":"sha256:12"}]}', r"\[0\]\.digest: 'sha256:12' is not"),
         (
             "index.json",
             json.dumps({"manifests": [{"mediaType": "m", "size": 1, "digest": ZERO, "annotations": []}]}),
@@ -249,7 +220,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def test_a_malformed_layout_is_reported_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
     build(tmp_path)
     (tmp_path / "layout" / name).write_text(text)
-
     with pytest.raises(VerificationFailed, match=f"{name}: .*{words}"):
         open_layout(tmp_path / "layout").image("a")
 
@@ -274,9 +244,7 @@ def test_every_image_round_trips(
         store.layer(f"layer {number}", tar_of(files(name=data))) for number, data in enumerate(contents)
     ]
     built = write_image(folder / "layout", plan(tag), layers, store.path)
-
     found = open_layout(folder / "layout").image(tag)
-
     assert found.manifest == built.manifest == Digest(digest(found.manifest_path.read_bytes()))
     assert [layer.diff_id for layer in found.layers] == [layer.blob.diff_id for layer in layers]
     assert [digest(layer.path.read_bytes()) for layer in found.layers] == [
@@ -299,7 +267,6 @@ def test_two_writers_keep_each_others_names(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-
     assert [writer.exitcode for writer in writers] == [0, 0]
     expected = {f"{name}{number}" for name in "xy" for number in range(5)} | {"x-moves", "y-moves"}
     assert set(open_layout(tmp_path / "layout").refs()) == expected

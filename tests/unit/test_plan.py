@@ -46,7 +46,6 @@ wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
 @given(wheel_sets)
 def test_every_wheel_is_in_exactly_one_layer_and_none_is_too_large(wheels: tuple[LockedWheel, ...]) -> None:
     layers = wheel_layers(wheels)
-
     placed = [item for layer in layers for item in layer.wheels]
     assert sorted(placed, key=lambda one: one.name) == sorted(wheels, key=lambda one: one.name)
     assert all(sum(item.size for item in layer.wheels) <= MAX_LAYER for layer in layers)
@@ -58,7 +57,6 @@ def test_every_wheel_is_in_exactly_one_layer_and_none_is_too_large(wheels: tuple
 @given(st.data())
 def test_the_order_of_the_lock_does_not_matter(data: st.DataObject) -> None:
     wheels = data.draw(wheel_sets)
-
     assert wheel_layers(data.draw(st.permutations(wheels))) == wheel_layers(wheels)
 
 
@@ -74,9 +72,7 @@ def test_layers_are_ordered_from_the_most_shared_to_the_least_for_every_suffix(s
         f"nvidia-cublas{suffix}",
         "cuda-toolkit",
     )
-
     layers = wheel_layers(wheel(name, "1", megabytes=30) for name in names)
-
     assert [layer.wheels[0].name for layer in layers] == [
         "cuda-toolkit", f"nvidia-cublas{suffix}", f"nvidia-nccl{suffix}", "triton", "torch", "numpy", "uv",
     ]  # fmt: skip
@@ -87,10 +83,8 @@ def test_cells_with_the_same_toolkit_share_a_prefix_even_if_nccl_differs() -> No
         wheel("nvidia-nvrtc-cu12", "12.1.105", megabytes=24),
         wheel("nvidia-nvtx-cu12", "1", megabytes=1),
     )
-
     older = wheel_layers((*toolkit, wheel("nvidia-nccl-cu12", "2.18.1", megabytes=200)))
     newer = wheel_layers((*toolkit, wheel("nvidia-nccl-cu12", "2.20.5", megabytes=180)))
-
     assert older[:2] == newer[:2]
     assert older[2] != newer[2]
 
@@ -101,7 +95,6 @@ def test_cuda_python_packages_do_not_separate_the_libraries_of_two_releases() ->
         wheel("nvidia-nvtx-cu12", "12.8.90", megabytes=1),
         wheel("nvidia-cudnn-cu12", "9.10.2.21", megabytes=700),
     )
-
     older = wheel_layers(libraries)
     newer = wheel_layers(
         (
@@ -110,15 +103,12 @@ def test_cuda_python_packages_do_not_separate_the_libraries_of_two_releases() ->
             wheel("cuda-pathfinder", "1.9.0", megabytes=1),
         )
     )
-
     assert newer[:2] == older
 
 
 def test_small_wheels_are_split_before_a_layer_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.plan.layers.MAX_LAYER", 30_000_000)
-
     layers = wheel_layers(wheel(name, "1", megabytes=12) for name in ("a", "b", "c"))
-
     assert [[item.name for item in layer.wheels] for layer in layers] == [["a", "b"], ["c"]]
 
 
@@ -146,7 +136,6 @@ def test_a_plan_lists_the_layers_with_their_content_and_the_base_above_the_wheel
 def test_the_required_driver_is_the_floor_not_that_of_the_wheel() -> None:
     """Driver 525.60.13 reports CUDA 12.0: requiring the wheel's 12.6 would exclude drivers that run it."""
     one = planned()
-
     assert dict(one.config.env)["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
     assert dict(one.config.labels)["torchkiln.wheel_cuda"] == "12.6"
     assert dict(one.config.labels)["torchkiln.status"] == "minor-compat"
@@ -154,9 +143,7 @@ def test_the_required_driver_is_the_floor_not_that_of_the_wheel() -> None:
 
 def test_image_json_lists_every_wheel_with_its_hash() -> None:
     one = planned()
-
     facts = json.loads(next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON))
-
     assert {(w["name"], w["version"], w["sha256"]) for w in facts["wheels"]} == {
         (w.name, w.version, w.sha256) for w in one.locked.wheels
     }
@@ -169,7 +156,6 @@ def test_image_json_has_one_line_for_each_wheel() -> None:
     one = planned()
     data = next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON)
     lines = data.decode().splitlines()
-
     assert [json.loads(line.strip().rstrip(",")) for line in lines if line.startswith("    {")] == (
         json.loads(data)["wheels"]
     )
@@ -188,7 +174,6 @@ def test_only_torch_and_its_libraries_are_pinned() -> None:
     bound = Constraint(requirement="numpy<2", fact="traps.numpy")
     bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
     lines = [line for line in constraints(bounded).splitlines() if not line.startswith("#")]
-
     pinned = {w for w in one.wheels if w.name.startswith(("torch", "triton", "nvidia-", "cuda-"))}
     assert lines == [*sorted(f"{w.name}=={w.version}" for w in pinned), "numpy<2"]
     assert len(lines) < len(one.wheels)
@@ -200,41 +185,31 @@ def test_recorded_layers_and_aliases_do_not_change_the_image() -> None:
     one = locked()
     first = plan(one, (ENTRYPOINT,), aliases=("latest",), lock_digest=LOCK_DIGEST)
     second = plan(one, (ENTRYPOINT,), aliases=(), lock_digest=LOCK_DIGEST)
-
     assert (first.layers, first.config) == (second.layers, second.config)
 
 
 def test_the_order_of_overlay_files_does_not_matter() -> None:
     one = locked()
-
     forth = plan(one, (PROFILE, ENTRYPOINT), aliases=(), lock_digest=LOCK_DIGEST)
     back = plan(one, (ENTRYPOINT, PROFILE), aliases=(), lock_digest=LOCK_DIGEST)
-
     assert forth == back
 
 
 @pytest.mark.parametrize("path", [IMAGE_JSON, CONSTRAINTS])
 def test_rootfs_must_not_contain_generated_files(path: str) -> None:
     with pytest.raises(ConfigError, match=f"rootfs/{path}"):
-        plan(
-            locked(),
-            (OverlayFile(path=path, mode=0o644, data=b"{}"),),
-            aliases=(),
-            lock_digest=LOCK_DIGEST,
-        )
+        plan(locked(), (OverlayFile(path=path, mode=0o644, data=b"{}"),), aliases=(), lock_digest=LOCK_DIGEST)
 
 
 def test_an_unavailable_cell_has_no_plan() -> None:
     one = locked()
     unavailable = replace(one, resolution=replace(one.resolution, build=None))
-
     with pytest.raises(Unresolvable, match=r"torch 2\.7\.1 with CUDA 12\.1"):
         plan(unavailable, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
 def test_the_json_form_has_hashes_of_files_and_not_their_content() -> None:
     plan_json = to_json(planned())
-
     assert "exec" not in json.dumps(plan_json["layers"])
     assert {file["path"]: file["mode"] for file in plan_json["layers"][-1]["files"]} == {
         "etc/profile.d/torchkiln.sh": "0644",
@@ -251,7 +226,6 @@ def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(name)
         path.chmod(mode)
-
     assert [(file.path, file.mode, file.data) for file in load(tmp_path)] == [
         ("a", 0o644, b"a"),
         ("b/data", 0o644, b"b/data"),
@@ -262,10 +236,8 @@ def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:
 def test_all_links_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "to-file").symlink_to("/etc/passwd")
     (tmp_path / "to-folder").symlink_to("/etc")
-
     with pytest.raises(ConfigError) as caught:
         load(tmp_path)
-
     assert "to-file" in caught.value.message
     assert "to-folder" in caught.value.message
 
@@ -277,7 +249,6 @@ def test_a_missing_rootfs_is_reported() -> None:
 
 def test_our_rootfs_has_the_programs_that_the_config_starts() -> None:
     executable = {file.path for file in load(ROOTFS) if file.mode == 0o755}
-
     commands = {"usr/local/bin/doctor", "usr/local/bin/help"}
     assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck", *commands}
 
@@ -295,7 +266,6 @@ def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "b/.tool_cache/link").symlink_to("/etc")
-
     assert {file.path for file in load(tmp_path)} == taken
 
 
@@ -304,12 +274,10 @@ def test_all_of_our_rootfs_is_included() -> None:
     there = {path for path in ROOTFS.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     caches = {path.parent for path in there if path.name == "CACHEDIR.TAG"}
     included = {path for path in there if not caches & set(path.parents)}
-
     assert {ROOTFS / file.path for file in load(ROOTFS)} == included
 
 
 def test_every_image_has_the_recipes() -> None:
     recipes = {file.path for file in load(ROOTFS) if file.path.startswith("opt/torchkiln/examples/recipes/")}
-
     assert "opt/torchkiln/examples/recipes/train.py" in recipes
     assert not any(path.endswith(".md") for path in recipes)  # documentation must not change images

@@ -139,9 +139,7 @@ def test_modules_of_a_distribution(paths: tuple[str, ...], modules: tuple[str, .
 def test_each_module_is_imported(host: Host) -> None:
     host.write("one/__init__.py", "print('one says hello')\n")
     host.write("two.py", "import sys\nassert 'one' not in sys.modules, 'the same process'\n")
-
     found = check_imports(subject("one", "one/__init__.py", "two.py"), host, 60)
-
     assert (found.outcome, found.message) == ("passed", "")
     assert measured(found) == {"packages": 1, "modules": 2, "failed": [], "without_modules": []}
 
@@ -152,9 +150,7 @@ def test_an_import_that_raises_has_failed(host: Host) -> None:
         "broken/__init__.py", "try:\n  1/0\nexcept Exception:\n  raise ImportError('no GPU\\nsee docs')\n"
     )
     host.write("fine.py", "")
-
     found = check_imports(subject("pkg", "broken/__init__.py", "fine.py"), host, 60)
-
     assert found.outcome == "failed"
     assert found.message == "broken of pkg: ImportError: no GPU"
     assert measured(found)["failed"] == ["broken"]
@@ -171,9 +167,7 @@ def test_an_import_that_raises_has_failed(host: Host) -> None:
 )
 def test_an_import_that_ends_the_process_has_failed(host: Host, code: str, message: str) -> None:
     host.write("ends.py", code)
-
     found = check_imports(subject("ends", "ends.py"), host, 1 if "sleep" in code else 60)
-
     assert found.outcome == "failed"
     assert found.message.startswith(message)
 
@@ -181,9 +175,7 @@ def test_an_import_that_ends_the_process_has_failed(host: Host, code: str, messa
 def test_modules_after_the_limit_are_not_started(host: Host) -> None:
     host.write("a_slow.py", "import time; time.sleep(60)")
     host.write("b_quick.py", "")
-
     found = check_imports(subject("two", "a_slow.py", "b_quick.py"), host, 1)
-
     assert measured(found)["failed"] == ["a_slow", "b_quick"]
     assert "\nb_quick of two: not started: the limit of this check, 1 s, was reached" in found.message
 
@@ -203,14 +195,12 @@ def test_code_of_the_project_does_not_count_as_the_package(host: Host) -> None:
 
     (host.app / "hidden.py").write_text("")
     found = check_imports(subject("hidden", "hidden.py"), InApp(host.prefix, host.app), 60)
-
     assert found.outcome == "failed"
     assert found.message == "hidden: /app/hidden.py, a file of the project, is imported instead: rename it"
 
 
 def test_a_package_that_is_not_there_has_failed(host: Host) -> None:
     found = check_imports(replace(subject("gone"), installed={}), host, 60)
-
     assert (found.outcome, found.message) == ("failed", "gone: not installed in the image")
 
 
@@ -218,9 +208,7 @@ def test_pip_check_lists_what_is_broken(host: Host) -> None:
     sound = check_pip(subject("pip"), host, 60)
     metadata = "Metadata-Version: 2.1\nName: needy\nVersion: 1\nRequires-Dist: torchkiln-has-no-such>2\n"
     host.write("needy-1.dist-info/METADATA", metadata)
-
     found = check_pip(subject("pip"), host, 60)
-
     assert (sound.outcome, sound.message) == ("passed", "")
     assert found.outcome == "failed"
     assert found.message == "needy 1 requires torchkiln-has-no-such, which is not installed."
@@ -228,9 +216,7 @@ def test_pip_check_lists_what_is_broken(host: Host) -> None:
 
 def test_pip_check_without_pip(host: Host, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-
     found = check_pip(subject("pip"), replace(host, prefix=tmp_path / "bare"), 60)
-
     assert found.outcome == "failed"
     assert "No module named pip" in found.message
 
@@ -250,7 +236,6 @@ def test_a_library_that_needs_a_missing_one(tmp_path: Path) -> None:
     loads = f"import ctypes; ctypes.CDLL({str(site / 'torch/libt.so.1')!r})\n"
     bare.write("torch/__init__.py", loads)
     paths = ("pkg/libgood.so.1", "pkg/libbad.so.1")
-
     with probe_folder(needed=True) as suite:
         known = replace(subject("pkg", *paths), suite=suite)
         found = check_linkage(known, bare, 60)
@@ -259,7 +244,6 @@ def test_a_library_that_needs_a_missing_one(tmp_path: Path) -> None:
         ]
         bare.write("torch/__init__.py", "raise ImportError('no torch')\n")
         without = check_linkage(known, bare, 60)
-
     assert found.message == f"pkg needs libgone.so.1, which is missing: /{SITE}/pkg/libbad.so.1"
     assert found.outcome == "failed"
     assert measured(found)["libraries"] == 2
@@ -274,16 +258,13 @@ def test_a_library_that_several_need_is_named_once(host: Host) -> None:
     missing.append([f"{folder}/other/d.so", "liby.so.1"])
     line = json.dumps({"missing": missing, "loaded": [], "versions": [], "import_torch": ""})
     paths = [f"pkg/{name}.so" for name in "abc"]
-
     found = check_linkage(subject("pkg", *paths), Says(host.prefix, host.app, line=line), 60)
-
     assert found.message == f"pkg needs libx.so.1, which is missing: /{SITE}/pkg/a.so and 2 more"
     assert measured(found)["missing"] == [["pkg", "libx.so.1"]]
 
 
 def test_linkage_without_libraries_runs_nothing(host: Host) -> None:
     found = check_linkage(subject("pkg", "pkg/__init__.py"), replace(host, prefix=Path("/nowhere")), 60)
-
     assert found.outcome == "passed"
     assert measured(found) == {"libraries": 0, "missing": [], "versions": []}
 
@@ -291,14 +272,12 @@ def test_linkage_without_libraries_runs_nothing(host: Host) -> None:
 @pytest.mark.parametrize("line", ["[]", "hello", '{"missing": [1]}', '{"missing": [["a", "b", "c"]]}'])
 def test_linkage_with_another_output_has_failed(line: str, host: Host) -> None:
     found = check_linkage(subject("pkg", "pkg/a.so"), Says(host.prefix, host.app, line=line), 60)
-
     assert (found.outcome, found.message) == ("failed", f"no result: {line}")
 
 
 def test_the_driver_is_that_of_the_suite() -> None:
     text = (SMOKE_TESTS / "test_linkage.py").read_text()
     found = re.search(r"^DRIVER = (.*)$", text, re.MULTILINE)
-
     assert found
     assert ast.literal_eval(found[1]) == DRIVER
 
@@ -315,9 +294,7 @@ def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
         f"{SITE}/datasets-3.dist-info/RECORD": "datasets/__init__.py,,\n../../../bin/tool,,\n",
         "usr/lib/python3/dist-packages/x-1.dist-info/RECORD": "x.py,,\n",
     }
-
     found = subject_of(folder, records)
-
     assert (found.named, found.added) == (("datasets",), ("datasets",))
     assert found.installed == {"datasets": (f"{SITE}/datasets/__init__.py", "opt/venv/bin/tool")}
 

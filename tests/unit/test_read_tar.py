@@ -118,12 +118,7 @@ def test_a_hard_link_to_nowhere_is_refused() -> None:
 
 
 def test_a_single_layer() -> None:
-    layer = [
-        *LOWER,
-        entry("d/.wh.old"),
-        entry("d/e/.wh..wh..opq"),
-        entry("l", kind=tarfile.SYMTYPE, to="dd"),
-    ]
+    layer = [*LOWER, entry("d/.wh.old"), entry("d/e/.wh..wh..opq"), entry("l", kind=tarfile.SYMTYPE, to="dd")]
 
     found = layer_contents(io.BytesIO(tar_of(layer)), lambda path: path == "d/e/y")
 

@@ -63,9 +63,7 @@ def test_an_interrupted_upload_is_resumed(
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {cuts}")
     proxy.faults = [Fault("cut", "PATCH", at=draw.randrange(1, 2_900_000 // cuts)) for _ in range(cuts)]
-
     push_to(proxy.host, "team/app", built, jobs=1)
-
     assert is_complete(server, "team/app", built)
     config = built.config_path.stat().st_size
     assert proxy.blob_bytes() == sum(layer.size for layer in built.layers) + config
@@ -82,12 +80,10 @@ def test_an_upload_without_progress_fails(
 ) -> None:
     proxy.faults = [Fault("cut", "PATCH", at=0, times=1000)]
     rests = Rests()
-
     with pytest.raises(
         RegistryError, match=r"(closed the connection .*|connection reset by peer) \(6 attempts\)"
     ):
         push_to(proxy.host, "team/app", built, rests=rests)
-
     assert max(rests.seconds) > min(rests.seconds)
     assert server.repository("team/app").tags == []
 
@@ -108,7 +104,6 @@ def test_a_blob_damaged_after_an_interruption_is_not_completed(
 
     with pytest.raises(VerificationFailed, match="checksum mismatch"):
         push_to(proxy.host, "team/app", built, jobs=1, rests=Damaging())
-
     assert layer.digest not in server.repository("team/app").blobs
     assert server.uploads == {}  # the upload was cancelled in the registry
 
@@ -122,7 +117,6 @@ def test_no_blob_is_started_after_a_failed_one(
     layer.path.write_bytes(layer.path.read_bytes()[:-1] + b"?")
     with pytest.raises(VerificationFailed, match="checksum mismatch"):
         push_to(server.host, "team/app", built, jobs=1)
-
     assert (server.repository("team/app").blobs, server.uploads) == ({}, {})
 
 
@@ -134,7 +128,6 @@ def test_a_blob_damaged_in_transit_is_sent_again(
     proxy.faults = list(refusals)
     push_to(proxy.host, "team/app", built, jobs=1)
     assert is_complete(server, "team/app", built)
-
     proxy.faults = [Fault("status", "PUT", "digest=", status=400, times=3)]
     with pytest.raises(RegistryError, match=r"blob sha256:.*: HTTP 400"):
         push_to(proxy.host, "team/other", built, jobs=1)
@@ -149,7 +142,6 @@ def test_uploads_elsewhere_get_no_login(built: ImageOnDisk) -> None:
         storage.behaviour.uploads_at = f"http://{storage.host}"
         with FaultProxy(server.host, {KIM.user: KIM.password}) as proxy:
             push_to(proxy.host, "team/app", built, login=KIM)
-
         assert is_complete(server, "team/app", built)
         assert storage.logins == []
         assert server.logins != []
@@ -162,32 +154,26 @@ def test_a_redirected_head_does_not_send_the_login(built: ImageOnDisk) -> None:
         server.behaviour.redirects_heads_to = f"http://{storage.host}"
         with FaultProxy(server.host, {KIM.user: KIM.password}) as proxy:
             pushed = push_to(proxy.host, "team/app", built, login=KIM)
-
         assert pushed.count("there") == 4
         assert storage.logins == []
 
 
 def test_a_registry_without_digest_headers(server: RegistryServer, built: ImageOnDisk) -> None:
     server.behaviour.tells_digests = False
-
     push_to(server.host, "team/app", built)
-
     assert is_complete(server, "team/app", built)
 
 
 def test_a_partial_blob_counts_as_missing(server: RegistryServer, built: ImageOnDisk) -> None:
     push_to(server.host, "team/app", built)
     server.behaviour.short_by = 1
-
     assert push_to(server.host, "team/app", built).count("sent") == 4
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
 def test_a_refused_mount_is_not_an_error(server: RegistryServer, built: ImageOnDisk, status: int) -> None:
     server.behaviour.refuses_mounts = status
-
     pushed = push_to(server.host, "team/app", built, mount_from=["theirs/app"])
-
     assert pushed.count("sent") == 4
     assert is_complete(server, "team/app", built)
 
@@ -196,7 +182,6 @@ def test_a_refused_manifest_is_reported_with_the_registrys_message(
     server: RegistryServer, built: ImageOnDisk
 ) -> None:
     server.behaviour.refuses_manifests = "MANIFEST_INVALID"
-
     with pytest.raises(
         RegistryError, match=r"manifest sha256:.*HTTP 400, MANIFEST_INVALID: no such blob; no tag was set"
     ):
@@ -209,7 +194,6 @@ def test_a_registry_that_echoes_the_login(built: ImageOnDisk) -> None:
         server.behaviour.echo = True
         with pytest.raises(RegistryError, match="DENIED: not with Bearer …") as error:
             push_to(proxy.host, "team/app", built, login=KIM)
-
         message = error.value.message + error.value.hint
         for secret in (*proxy.fetched, KIM.password, base64.b64encode(b"kim:correct-horse").decode()):
             assert secret not in message
@@ -219,7 +203,6 @@ def test_basic_authentication(server: RegistryServer, built: ImageOnDisk) -> Non
     with FaultProxy(server.host, {KIM.user: KIM.password}, basic=True) as proxy:
         push_to(proxy.host, "team/app", built, login=KIM)
         assert [request.path for request in proxy.requests if request.status == 401] == ["/v2/"]
-
     assert is_complete(server, "team/app", built)
 
 
@@ -245,7 +228,6 @@ def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:
     history, digest = History(Store(tmp_path)), Digest("sha256:" + "1" * 64)
     for name in ("one", "two", "three", "four", "two"):
         history.note(digest, Repository(host="a.example", name=name))
-
     assert history.sources(digest, Repository(host="a.example", name="x")) == ("two", "four", "three")
     assert history.sources(digest, Repository(host="a.example", name="four")) == ("two", "three")
     assert history.sources(digest, Repository(host="b.example", name="x")) == ()
@@ -266,7 +248,6 @@ def test_blobs_are_sent_before_the_manifest_exists(server: RegistryServer, built
             pushing.submit(layer.digest, layer.path)
         pushing.submit(built.config_digest, built.config_path)
         pushed = pushing.finish(manifest, ["v1"])
-
     assert is_complete(server, "team/app", built)
     assert [blob.digest for blob in pushed.blobs] == [
         *(layer.digest for layer in reversed(built.layers)),
@@ -279,7 +260,6 @@ def test_a_manifest_with_unsent_blobs_is_not_pushed(server: RegistryServer, buil
         pushing.submit(built.config_digest, built.config_path)
         with pytest.raises(VerificationFailed, match=f"were not sent: .*{built.layers[0].digest}"):
             pushing.finish(built.manifest_path.read_bytes(), ["v1"])
-
     assert server.repository("team/app").manifests == {}
 
 
@@ -292,20 +272,16 @@ def test_a_layer_missing_in_the_layout_is_reported_at_once(
     path.unlink()
     if change == "short":
         path.write_bytes(data[:-1])
-
     with pytest.raises(VerificationFailed, match=path.name):
         push_to(server.host, "team/app", built)
-
     assert server.repository("team/app").tags == []
 
 
 def test_a_failed_upload_stops_the_others(proxy: FaultProxy, built: ImageOnDisk) -> None:
     """The other uploads wait for a silent server with a timeout of two minutes, but are stopped at once."""
     proxy.faults = [Fault("stall", "PATCH"), Fault("status", "PATCH", status=403, times=1000)]
-
     with ThreadPoolExecutor(1, "test") as pool:
         error = pool.submit(push_to, proxy.host, "team/app", built).exception(timeout=300)
-
     assert isinstance(error, RegistryError)
     assert "access denied" in error.message
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("push")]
@@ -315,7 +291,6 @@ def test_stopped_uploads_send_no_more_requests(server: RegistryServer) -> None:
     registry = Registry(server.host)
     registry.check()
     registry.stop()
-
     with pytest.raises(Stopped):
         registry.check()
     with pytest.raises(Stopped):

@@ -43,7 +43,6 @@ def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
 def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: OperatingSystem) -> None:
     default, lines = (files(name)["Dockerfile"].decode().splitlines() for name in (DEFAULT_OS, system.name))
     user = [f"id {system.docker_user} " in line for line in lines] if system.docker_user else []
-
     assert f"ARG BASE={system.docker_base}" in lines
     assert any(f"/opt/venv/lib/python{system.python}/site-packages" in line for line in lines)
     assert len(lines) == len(default) + sum(user)
@@ -60,7 +59,6 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
         made.append(tmp_path / name)
         made[-1].write_text(render(plan, TEXTS, PACKAGES))
     hadolint = Path(sys.executable).with_name("hadolint")
-
     paths = sorted(ROOT.glob("images/*/Dockerfile"))
     committed = {
         (end, re.sub(r"[0-9.]+", "0", path.parent.name)): path
@@ -69,7 +67,6 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
     }
     assert len(committed) >= 6
     done = subprocess.run([hadolint, *made, *committed.values()], capture_output=True, text=True, check=False)
-
     assert (done.stdout, done.returncode) == ("", 0)
 
 
@@ -97,7 +94,6 @@ def test_every_wheel_is_required_once_with_its_hash() -> None:
             for name in names.split()
         ]
         of = {line.split("==")[0]: line for line in requirements_txt(plan.locked).decode().splitlines()}
-
         found = [*lines, *(of[name] for name in picked if name != "\\")]
         assert sorted(found) == sorted(
             f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in plan.locked.wheels
@@ -107,9 +103,7 @@ def test_every_wheel_is_required_once_with_its_hash() -> None:
 def test_a_step_mounts_its_own_wheels_and_pip_and_no_folder() -> None:
     plan = planned()
     layers = plan.of(WheelLayer)
-
     found = steps(render(plan, TEXTS, PACKAGES))
-
     assert len(found) == len(layers) > 5
     for step, layer in zip(found, layers, strict=True):
         mounts = re.findall(r"--mount=type=bind,from=wheels,source=(\S+),target=(\S+) ", step)
@@ -122,7 +116,6 @@ def test_many_wheels_use_a_separate_stage() -> None:
     plan = many()
     dockerfile = render(plan, TEXTS, PACKAGES)
     (layer,) = (layer for layer in plan.of(WheelLayer) if len(layer.wheels) > 8)
-
     (stage,) = re.findall(r"FROM \$\{BASE\} AS wheels-2\n(.*?)\n\n", dockerfile, re.S)
     copied = stage.partition("/wheels/")[0].replace("\\", "").split()
     assert copied == ["COPY", "--from=wheels", *(wheel.filename for wheel in layer.wheels)]
@@ -162,7 +155,6 @@ def test_the_header_names_the_image_and_the_indexes_that_it_needs() -> None:
     plan = planned()
     assert f" -t pytorch-cuda:{plan.tag} " in render(plan, TEXTS, PACKAGES)
     assert "PIP_EXTRA_INDEX_URL" not in render(plan, TEXTS, PACKAGES)
-
     pytorch_wheel = replace(wheel("torch", "2.7.1", megabytes=800), index=Source.PYTORCH)
     text = render(planned("2.7.1", wheel("pip", "25.3", megabytes=2), pytorch_wheel), TEXTS, PACKAGES)
     assert (
@@ -172,16 +164,13 @@ def test_the_header_names_the_image_and_the_indexes_that_it_needs() -> None:
 
 def test_every_layer_of_wheels_is_one_run_in_the_plans_order() -> None:
     plan = planned()
-
     comments = [line[2:] for line in render(plan, TEXTS, PACKAGES).splitlines() if line.startswith("# ")]
-
     titles = [layer.title for layer in plan.layers if layer.kind == "wheels"]
     assert [line for line in comments if line in titles] == titles
 
 
 def test_the_dockerfile_names_no_host_and_no_frontend() -> None:
     text = render(planned(), TEXTS, PACKAGES)
-
     assert "# syntax" not in text
     assert "://" not in text
 
@@ -204,7 +193,6 @@ def test_missing_templates_are_an_error(tmp_path: Path) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\r\n", exclude_categories=["C"])))
 def test_a_quoted_word_is_one_word_and_expands_nothing(value: str) -> None:
     quoted = quote(value)
-
     inner = quoted[1:-1]
     plain = inner.replace("\\\\", "").replace('\\"', "").replace("\\$", "")
     assert not set(plain) & set('"$\\')
@@ -302,14 +290,12 @@ def test_files_of_rootfs_are_copied_with_their_modes(instructions: Instructions)
             for source in sources:
                 name = source.rsplit("/", maxsplit=1)[-1] if target.endswith("/") else ""
                 copied[target + name] = int(mode[1], 8)
-
     assert copied == {f"/{file.path}": file.mode for file in planned().layers[-1].files}
 
 
 def test_the_constraints_are_in_the_dockerfile_byte_for_byte() -> None:
     plan = planned()
     text = render(plan, load_templates(TEMPLATES), PACKAGES)
-
     (found,) = re.findall(r"<<'EOF' /etc/torchkiln/constraints.txt\n(.*?)EOF\n", text, re.DOTALL)
     (expected,) = (file.data for file in plan.overlay.files if file.path == CONSTRAINTS)
     assert found.encode() == expected

@@ -338,10 +338,7 @@ def test_a_host_fault_excuses_only_its_own_check() -> None:
         ({"links": [[0, 1, "NVLINK"], [0, 1, "PCIE"]]}, ["lists a pair of GPUs twice in 'links'"]),
         ({"peers": [[0, 2]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
         ({"peers": [[1, 1]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
-        (
-            {"links": [[1, 0, "NVLINK"]]},
-            ["lists a pair in 'links' whose first GPU has the higher number"],
-        ),
+        ({"links": [[1, 0, "NVLINK"]]}, ["lists a pair in 'links' whose first GPU has the higher number"]),
         ({"cuda": None}, ["lists 2 GPUs, and no CUDA version of the driver"]),
         ({"init": 0}, []),
         ({"init": 999}, ["lists 2 GPUs, although the driver did not start"]),

@@ -35,13 +35,7 @@ from torchkiln.smoke import session as sessions
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import from_json, to_json, to_lines
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import (
-    SmokeRequest,
-    SmokeSession,
-    cut_wheels,
-    image_and_lock,
-    tier_here,
-)
+from torchkiln.smoke.session import SmokeRequest, SmokeSession, cut_wheels, image_and_lock, tier_here
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT
 
@@ -212,11 +206,7 @@ def test_a_failed_run_is_reported_and_not_reused(scene: SmokeScene) -> None:
     ],
 )
 def test_the_tier_that_a_host_can_run(
-    monkeypatch: pytest.MonkeyPatch,
-    gpus: int | None,
-    visible: str | None,
-    tiers: tuple[int, ...],
-    tier: int,
+    monkeypatch: pytest.MonkeyPatch, gpus: int | None, visible: str | None, tiers: tuple[int, ...], tier: int
 ) -> None:
     """With GPUs the policy decides; checks of tier 2 need two GPUs, and run wherever there are two."""
     nodes = tuple((f"nvidia{number}", Path(f"/dev/nvidia{number}")) for number in range(gpus or 0))

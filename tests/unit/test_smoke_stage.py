@@ -94,10 +94,7 @@ def test_the_wheels_that_were_cut_are_mounted() -> None:
             Done(code=127, stderr=b"no such file"),
             "no result: the runner ended with exit code 127 before this check\nno such file",
         ),
-        (
-            Done(code=137, timed_out=True),
-            "no result: the runner timed out before this check",
-        ),
+        (Done(code=137, timed_out=True), "no result: the runner timed out before this check"),
         (
             Done(code=137),
             "no result: the runner was killed by SIGKILL (possibly out of memory) before this check",

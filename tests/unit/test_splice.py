@@ -87,12 +87,7 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
     end = data[len(data) - tail :] if tail else b""
     with WheelFile(growing, len(data), tail=end) as file:
         splice(
-            file,
-            locked_wheel(wheel),
-            layer,
-            SCHEME,
-            source=lambda _p, _d: None,
-            bytecode=lambda: iter(()),
+            file, locked_wheel(wheel), layer, SCHEME, source=lambda _p, _d: None, bytecode=lambda: iter(())
         )
     download.join()
 

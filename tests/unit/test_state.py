@@ -211,11 +211,7 @@ def test_gpu_models_of_a_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "nodes", "stored_question"),
-    [
-        (("NVIDIA H200", "NVIDIA H200"), 2, True),
-        (("NVIDIA H200", "NVIDIA H200"), 1, False),
-        ((), 1, False),
-    ],
+    [(("NVIDIA H200", "NVIDIA H200"), 2, True), (("NVIDIA H200", "NVIDIA H200"), 1, False), ((), 1, False)],
 )
 def test_with_unknown_gpus_nothing_is_reused(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, stored_question: bool

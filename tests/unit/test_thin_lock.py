@@ -259,9 +259,4 @@ def test_the_checks_compare_the_settings_of_the_image_s_config() -> None:
         facts_of(LOCKED, given, tag=FULL, lock_digest=digest, manifest=digest) for given in (config, {})
     )
     assert (full["labels"], none["labels"], none["config"]) == ({"a": "b"}, {}, empty)
-    assert full["config"] == {
-        "entrypoint": ["/e"],
-        "cmd": ["c"],
-        "healthcheck": ["CMD", "h"],
-        "env": ["X=1"],
-    }
+    assert full["config"] == {"entrypoint": ["/e"], "cmd": ["c"], "healthcheck": ["CMD", "h"], "env": ["X=1"]}

@@ -38,9 +38,7 @@ def test_later_layers_add_and_replace(tmp_path: Path) -> None:
     lower = layer(tmp_path, folder("./"), folder("./a"), entry("./a/one", b"1"), link("./l", "a"))
     upper = layer(tmp_path, entry("a/one", b"2", mode=0o640), entry("a/two", b"3"), entry("l", b"file now"))
     root = tmp_path / "root"
-
     unpack([lower, upper], root)
-
     assert (root / "a/one").read_bytes() == b"2"
     assert (root / "a/one").stat().st_mode & 0o777 == 0o640
     assert int((root / "a/one").stat().st_mtime) == 1_700_000_000
@@ -61,9 +59,7 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
         "empty": b"",
     }
     root = tmp_path / "root"
-
     unpack([layer(tmp_path, *(entry(name, data) for name, data in content.items()))], root)
-
     assert {name: (root / name).read_bytes() == data for name, data in content.items()} == dict.fromkeys(
         content, True
     )
@@ -75,10 +71,8 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
 
 def test_a_layer_that_is_not_its_diff_id_is_refused(tmp_path: Path) -> None:
     good = layer(tmp_path, entry("x", b"1"))
-
     with pytest.raises(VerificationFailed, match="diff_id mismatch: expected sha256:"):
         unpack([LayerBlob(path=good.path, diff_id=NOWHERE)], tmp_path / "roots" / "r")
-
     assert list((tmp_path / "roots").iterdir()) == []
 
 
@@ -94,10 +88,8 @@ def test_a_damaged_blob_is_an_error_of_ours(tmp_path: Path, damage: str) -> None
     else:
         data = bytearray(b"hello")
     good.path.write_bytes(data)
-
     with pytest.raises(KilnError, match=good.path.name):
         unpack([good], tmp_path / "roots" / "r")
-
     assert list((tmp_path / "roots").iterdir()) == []
 
 
@@ -114,9 +106,7 @@ def test_a_layer_is_read_in_every_compression(pack: Callable[[bytes], bytes], tm
     """Also with many members or frames, by other compressors."""
     good = layer(tmp_path, entry("x", b"y" * 3000))
     good.path.write_bytes(pack(tar_of([entry("x", b"y" * 3000)])))
-
     unpack([good], tmp_path / "root")
-
     assert (tmp_path / "root/x").read_bytes() == b"y" * 3000
 
 
@@ -125,7 +115,6 @@ def test_an_image_is_unpacked_once(tmp_path: Path) -> None:
     blob = layer(tmp_path, entry("x", b"1"))
     root = unpacked_root(NOWHERE, [blob], store)
     blob.path.unlink()
-
     assert unpacked_root(NOWHERE, [blob], store) == root == store.root / "rootfs" / ("0" * 64)
     assert (root / "x").exists()
 
@@ -134,7 +123,6 @@ def test_other_users_do_not_reach_an_unpacked_image(tmp_path: Path) -> None:
     """On the host, its set-user-id programs would run as root, too."""
     store = Store(tmp_path / "cache")
     root = unpacked_root(NOWHERE, [layer(tmp_path, entry("su", b"1", mode=0o4755))], store)
-
     assert (root / "su").stat().st_mode & 0o7777 == 0o4755
     assert root.parent.stat().st_mode & 0o777 == 0o700
 
@@ -157,7 +145,6 @@ def test_a_new_file_with_several_names_is_written_once() -> None:
     whole = [*BASE, *driver, entry("./c", kind=HARD, to="./b"), entry("./p", kind=HARD, to="./usr/bin/perl")]
     out = io.BytesIO()
     write_upper([io.BytesIO(tar_of(BASE))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH, hard_links=True)
-
     found = {member.name: (member.type, member.linkname, member.size) for member in members(out.getvalue())}
     assert found == {
         "a": (tarfile.REGTYPE, "", 6),
@@ -196,7 +183,6 @@ def test_the_upper_layer_has_new_and_changed_files_with_their_parents() -> None:
             entry("./usr/bin/cmake", b"cmake", mode=0o4751),
         ],
     )
-
     assert [(member.name, member.mode, member.mtime) for member in members(data)] == [
         ("etc", 0o755, EPOCH),
         ("etc/a", 0o755, EPOCH),
@@ -213,7 +199,6 @@ def test_the_upper_layer_has_new_and_changed_files_with_their_parents() -> None:
 def test_times_alone_are_no_difference_and_older_ones_stay() -> None:
     later = [(info.replace(mtime=info.mtime + 5, deep=False), data) for info, data in BASE]
     assert upper(BASE, later) == upper(BASE, BASE) == b"\0" * 1024
-
     old, _ = entry("./etc/b", b"b")
     old.mtime = 7
     assert [member.mtime for member in members(upper(BASE, [*BASE, (old, b"b")]))] == [EPOCH, 7]
@@ -226,7 +211,6 @@ def test_attributes_of_a_file_are_a_difference(change: str) -> None:
         info.pax_headers = {"SCHILY.xattr.user.x": "1"}
     else:
         setattr(info, change, 0o640 if change == "mode" else 33)
-
     (_, found) = members(upper(BASE, [*BASE, (info, data)]))
     for name in ("mode", "uid", "gid"):
         assert getattr(found, name) == getattr(info, name)
@@ -235,7 +219,6 @@ def test_attributes_of_a_file_are_a_difference(change: str) -> None:
 
 def test_a_hard_link_becomes_a_file_for_the_other_may_lie_below() -> None:
     data = upper(BASE, [*BASE, entry("./usr/bin/perl6", kind=HARD, to="./usr/bin/perl")])
-
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found = tar.extractfile("usr/bin/perl6")
         assert found is not None

@@ -65,9 +65,7 @@ def engines_tree(*layers: LayerBlob) -> set[str]:
 )
 def test_nothing_of_a_removed_path_is_left(tmp_path: Path, removed: tuple[str, ...], left: set[str]) -> None:
     layers = [below(tmp_path), removal(tmp_path, *removed)]
-
     indexes = unpack(layers, tmp_path / "root")
-
     above = {"lib"} if removed != ("lib",) else set()  # the folder that contains the whiteouts
     assert {path for path in tree_of_folder(tmp_path / "root") if path} == left | above
     assert set(joined(indexes)) - {""} == left | above
@@ -77,9 +75,7 @@ def test_nothing_of_a_removed_path_is_left(tmp_path: Path, removed: tuple[str, .
 def test_a_removed_folder_can_come_back(tmp_path: Path) -> None:
     above = layer(tmp_path, entry("lib/a", kind=FOLDER), entry("lib/a/new", b"n"))
     layers = [below(tmp_path), removal(tmp_path, "lib/a"), above]
-
     indexes = unpack(layers, tmp_path / "root")
-
     assert sorted(path.name for path in (tmp_path / "root/lib/a").iterdir()) == ["new"]
     assert (tmp_path / "root/lib/a").stat().st_mode & 0o777 == 0o755
     assert {path for path in joined(indexes) if path.startswith("lib/a/")} == {"lib/a/new"}
@@ -90,11 +86,9 @@ def test_a_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "there").write_text("untouched")
     lower = layer(tmp_path, entry("out", kind=tarfile.SYMTYPE, to=str(outside)))
-
     unpack([lower, removal(tmp_path, "out")], tmp_path / "root")
     with pytest.raises(VerificationFailed, match="through a symbolic link"):
         unpack([lower, layer(tmp_path, entry("out/.wh.there"))], tmp_path / "other")
-
     assert list((tmp_path / "root").iterdir()) == []
     assert (outside / "there").read_text() == "untouched"
 
@@ -124,12 +118,10 @@ def test_verify_knows_what_is_removed(tmp_path: Path) -> None:
         layer(tmp_path, entry("lib/a/z", b"z", mode=0o644)),
     ]
     bad = [below(tmp_path), removal(tmp_path, "lib/a"), good[2]]
-
     found = {
         name: validate(minimal_layout(tmp_path / name, layers, {}, "tag"), "tag")
         for name, layers in {"good": good, "bad": bad}.items()
     }
-
     assert found["good"] == ()
     (fault,) = found["bad"]
     assert "parent missing: lib/a" in fault.what
@@ -140,10 +132,8 @@ def test_an_image_on_an_unpacked_one_has_hard_links_to_its_files(tmp_path: Path)
     lower, more = below(tmp_path), [removal(tmp_path, "lib/a/x.py"), layer(tmp_path, entry("lib/new", b"n"))]
     plain = unpacked_root("sha256:" + "0" * 64, [lower], store)  # type: ignore[arg-type]
     unpacked: list[str] = []
-
     root = unpacked_root(NEW, [lower, *more], store, indexed=lambda diff_id, _: unpacked.append(diff_id))  # type: ignore[arg-type]
     whole = unpacked_root("sha256:" + "2" * 64, [lower, *more], store, reuse=False)  # type: ignore[arg-type]
-
     assert (root / "lib/ab").samefile(plain / "lib/ab")
     assert unpacked == [each.diff_id for each in more]
     assert tree_of_folder(root) == tree_of_folder(whole)
@@ -154,7 +144,6 @@ def test_an_image_on_an_unpacked_one_has_hard_links_to_its_files(tmp_path: Path)
 def test_only_an_image_with_all_lower_layers_is_used(tmp_path: Path) -> None:
     store, lower, other = Store(tmp_path / "cache"), below(tmp_path), layer(tmp_path, entry("f", b"1"))
     unpacked_root(NEW, [lower, other], store)  # type: ignore[arg-type]
-
     assert lower_root(store, [lower]) is None
     assert lower_root(store, [lower, other]) is None
     assert lower_root(store, [other, lower]) is None
@@ -165,8 +154,6 @@ def test_only_an_image_with_all_lower_layers_is_used(tmp_path: Path) -> None:
 
 def test_the_whiteouts_in_a_layer(tmp_path: Path) -> None:
     data = tar.archive(RemovalLayer(title="without", paths=("a/b", "c")).files, mtime=7)
-
     with tarfile.open(fileobj=io.BytesIO(data)) as opened:
         found = [(one.name, one.size, one.mtime) for one in opened if one.isreg()]
-
     assert found == [(".wh.c", 0, 7), ("a/.wh.b", 0, 7)]

@@ -54,7 +54,6 @@ def line(about: str, *, of_image: Any = None, of_driver: Any = None, of_machine:
 def test_in_a_valid_image_every_line_is_ok(place: Place) -> None:
     """There is a line for each subject, always in the same order."""
     found = checks.run_all(image(), driver(), machine())
-
     assert [entry for entry in found if entry.state != "ok" or entry.remedy] == []
     assert tuple(entry.about for entry in found) == ORDER
     assert all(entry.found for entry in found)
@@ -74,7 +73,6 @@ def test_in_a_valid_image_every_line_is_ok(place: Place) -> None:
 )
 def test_the_driver(place: Place, trouble: dict[str, Any], state: str, words: tuple[str, ...]) -> None:
     doctor_line = line("driver", of_driver=trouble)
-
     assert doctor_line.state == state
     assert [word for word in words if word not in doctor_line.found] == []
     assert ("compatibility" in doctor_line.found) is ("compatibility" in words)
@@ -91,7 +89,6 @@ def test_the_driver(place: Place, trouble: dict[str, Any], state: str, words: tu
 )
 def test_gpus(place: Place, gpus: tuple[Gpu, ...], state: str, words: tuple[str, ...]) -> None:
     doctor_line = line("GPUs", of_driver={"gpus": gpus})
-
     assert doctor_line.state == state
     assert [word for word in words if word not in doctor_line.found] == []
     assert state == "ok" or "H100" not in doctor_line.found
@@ -102,7 +99,6 @@ def test_gpus(place: Place, gpus: tuple[Gpu, ...], state: str, words: tuple[str,
 )
 def test_shared_memory(place: Place, shm: int, state: str) -> None:
     doctor_line = line("/dev/shm", of_machine={"shm": shm})
-
     assert doctor_line.state == state
     assert ("--shm-size" in doctor_line.remedy) is (state == "warning")
 
@@ -110,7 +106,6 @@ def test_shared_memory(place: Place, shm: int, state: str) -> None:
 @pytest.mark.parametrize("limited", [True, False])
 def test_memory_is_shown_with_its_source(place: Place, limited: bool) -> None:
     doctor_line = line("memory", of_machine={"limited": limited, "cores": 1.5})
-
     assert ("limit" in doctor_line.found) is limited
     assert "64.0 GiB" in doctor_line.found
     assert "1.5 cores" in doctor_line.found
@@ -121,7 +116,6 @@ def test_connections_between_gpus(place: Place) -> None:
     (place.system / "dev/infiniband").mkdir(parents=True)
     (place.system / "dev/infiniband/uverbs0").write_text("")
     doctor_line = line("NCCL", of_driver={"links": ("NVLINK", "SYS", "NVLINK")})
-
     assert doctor_line.state == "ok"
     assert re.findall("NVLINK|SYS|shared memory|InfiniBand|eth0|lo", doctor_line.found) == [
         *("NVLINK", "SYS", "shared memory", "InfiniBand", "eth0")
@@ -132,7 +126,6 @@ def test_connections_between_gpus(place: Place) -> None:
 def test_no_connection_between_gpus(place: Place) -> None:
     """The container has no network, and the default size of shared memory."""
     (place.system / "sys/class/net/eth0").unlink()
-
     assert line("NCCL", of_machine={"shm": SMALL_SHM}).state == "warning"
     assert line("NCCL").state == "ok"
     assert "InfiniBand" not in line("NCCL").found
@@ -144,7 +137,6 @@ def test_cudnn_is_in_one_of_two_wheels(place: Place, library: str) -> None:
     doctor_line = line("cuDNN")
     (place.site / library).parent.mkdir(parents=True, exist_ok=True)
     (place.site / library).write_text("")
-
     assert doctor_line.state == "problem"
     assert "9.5.1.17" in doctor_line.found
     assert line("cuDNN") == Line(about="cuDNN", state="ok", found="9.5.1.17")
@@ -154,7 +146,6 @@ def test_cudnn_is_in_one_of_two_wheels(place: Place, library: str) -> None:
 def test_unchanged_torch(place: Place, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONSTRAINT", guard)
     doctor_line = line("torch")
-
     assert doctor_line.state == "ok"
     assert ("kept by PIP_CONSTRAINT" in doctor_line.found) is bool(guard)
 
@@ -175,7 +166,6 @@ def test_another_torch(place: Place, version: str | None, found: str) -> None:
     """pip has replaced torch; packages that depend on it may still work."""
     replaced(place, "torch", version)
     doctor_line = line("torch")
-
     assert doctor_line.state == "warning"
     assert found in doctor_line.found
     assert "nccl" not in doctor_line.found
@@ -192,14 +182,12 @@ def test_another_version_of_a_library_of_torch(place: Place, name: str) -> None:
     sound = line("torch", of_image={"wheels": proved})
     replaced(place, name.replace("-", "_"), "2.0")
     doctor_line = line("torch", of_image={"wheels": proved})
-
     assert (sound.state, doctor_line.state) == ("ok", "warning")
     assert f"{name} 2.0 instead of 1.0" in doctor_line.found
 
 
 def test_another_numpy_is_not_an_error(place: Place) -> None:
     place.install("numpy", "1.26.4")
-
     assert line("torch").state == "ok"
 
 
@@ -208,20 +196,17 @@ def test_leftovers_of_an_interrupted_uninstall_are_ignored(place: Place) -> None
     place.install("torch", "2.6.0")
     (place.site / "torch-2.6.0.dist-info").rename(place.site / "~orch-2.6.0.dist-info")
     (place.site / "other-1.0.dist-info").mkdir()
-
     assert line("torch").state == "ok"
 
 
 def test_a_package_without_metadata_is_absent(place: Place) -> None:
     (place.site / "torch-2.7.1.dist-info/METADATA").unlink()
-
     assert "torch missing" in line("torch").found
 
 
 @needs_gcc
 def test_a_compiler_that_works(place: Place) -> None:
     doctor_line = line("compiler")
-
     assert doctor_line.state == "ok"
     assert re.fullmatch(r"gcc \d+(\.\d+)*", doctor_line.found)
 
@@ -241,7 +226,6 @@ def test_a_compiler_that_fails(
 ) -> None:
     compiler(script)
     doctor_line = line("compiler")
-
     assert doctor_line.state == "problem"
     assert words in doctor_line.found
     assert "first" not in doctor_line.found
@@ -250,7 +234,6 @@ def test_a_compiler_that_fails(
 def test_no_compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place.folder))
     doctor_line = line("compiler")
-
     assert doctor_line.state == "problem"
     assert "cc" in doctor_line.found
 
@@ -261,14 +244,12 @@ def test_a_compiler_that_hangs(
     """For example, the compiler is on a network file system whose server is down."""
     monkeypatch.setattr(checks, "_TIMEOUT", 0.2)
     compiler("exec sleep 600")
-
     assert line("compiler").state == "problem"
 
 
 def test_files(place: Place) -> None:
     shut = line("files", of_machine={"closed": ("/workspace",), "writable": ("/tmp",)})
     free = line("files")
-
     assert (shut.state, free.state) == ("warning", "ok")
     assert "/workspace" in shut.found
     assert str(os.getuid()) in shut.found
@@ -282,7 +263,6 @@ def test_a_uid_without_a_name(place: Place, home: str | None, monkeypatch: pytes
     if home:
         monkeypatch.setenv("HOME", home)
     doctor_line = line("user")
-
     assert doctor_line.state == "warning"
     assert "987654321" in doctor_line.found
     assert (home or "not set") in doctor_line.found
@@ -296,7 +276,6 @@ def test_each_service_has_a_line(place: Place) -> None:
     stopped = Service(name="jupyter", command=("a",), environ={}, port=port, path="/api")
     health.expect(place.run, [stopped])
     doctor_line = line("jupyter")
-
     assert doctor_line.state == "problem"
     assert str(port) in doctor_line.found
     assert "services" not in [entry.about for entry in checks.run_all(image(), driver(), machine())]
@@ -305,7 +284,6 @@ def test_each_service_has_a_line(place: Place) -> None:
 def test_a_service_that_answers(place: Place) -> None:
     with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         health.expect(place.run, [Service(name="sshd", command=("a",), environ={}, port=port, path=None)])
-
         assert line("sshd") == Line(about="sshd", state="ok", found="running")
 
 
@@ -314,7 +292,6 @@ def test_a_disabled_service_is_off(place: Place) -> None:
     with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         health.expect(place.run, [Service(name="board", command=("a",), environ={}, port=port, path=None)])
         found = {entry.about: entry.found for entry in checks.run_all(image(), driver(), machine())}
-
     assert (found["jupyter"], found["sshd"], found["board"]) == ("off", "off", "running")
 
 
@@ -323,12 +300,10 @@ def test_a_clock_that_is_slow(place: Place) -> None:
     later = place.facts.stat().st_mtime + 86400
     os.utime(place.facts, (later, later))
     doctor_line = line("time")
-
     assert doctor_line.state == "problem"
     assert "clock" in doctor_line.remedy
 
 
 def test_the_time_zone_is_shown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.time, "tzname", ("CET", "CEST"))
-
     assert "CET" in line("time").found

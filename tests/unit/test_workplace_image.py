@@ -193,10 +193,7 @@ def test_image_json_is_read_as_the_build_writes_it(tmp_path: Path) -> None:
     assert (found.tag, found.torch, found.wheel_cuda) == (written.tag, build.version, build.cuda)
     assert (found.cudnn, found.nccl, found.archs) == (build.cudnn, build.nccl, build.archs)
     assert (found.cuda, found.python) == (cell.resolution.cell.cuda, cell.base.python)
-    assert (found.min_driver, found.full_driver) == (
-        cell.resolution.min_driver,
-        cell.resolution.full_driver,
-    )
+    assert (found.min_driver, found.full_driver) == (cell.resolution.min_driver, cell.resolution.full_driver)
     assert found.wheels == tuple((wheel.name, wheel.version) for wheel in cell.wheels)
 
 
