@@ -121,6 +121,15 @@ def test_a_partial_clone_fetches_nothing(checkout: Path, tmp_path: Path) -> None
     assert started.exists(), "git alone starts it"
 
 
+def test_a_bare_repository_among_the_files_is_not_used(checkout: Path) -> None:
+    """A clone of the stranger's repository has it, with its settings and its history."""
+    git(checkout, "init", "--quiet", "--bare", "lib")
+    with pytest.raises(ConfigError, match="bare repository"):
+        read_code(checkout / "lib")
+    with pytest.raises(ConfigError, match="bare repository"):
+        open_revision("HEAD", checkout / "lib")
+
+
 @pytest.mark.parametrize("repository", [False, True])
 def test_folders_that_are_nested_too_deep(folder: Path, repository: bool) -> None:
     for count in range(0, 120, 1):

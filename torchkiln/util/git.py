@@ -53,8 +53,8 @@ def open_revision(name: str, folder: Path) -> Revision:
 
 
 # A repository's settings may name programs, which git would start; it would also start one to fetch an object
-# that is missing in a partial clone.
-_NO = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=false")
+# that is missing in a partial clone. A bare repository may be among the files of a commit.
+_NO = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.bareRepository=explicit")
 _ENV = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 _SECONDS = 300  # time limit; a pipe may stand where git expects a file
 
