@@ -31,7 +31,9 @@ from torchkiln.projects.files import read_inside
 from torchkiln.site.folder import write_folder as write_site
 from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
 from torchkiln.store.store import Store
+from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT, TEMPLATES
+from torchkiln.util.scratch import scratch
 from torchkiln.util.strict_json import read_file
 from torchkiln.vault.places import FolderVault
 
@@ -122,6 +124,8 @@ def test_the_users_own_path_may_have_links(tmp_path: Path) -> None:
     command("render", "--torch", "2.7.1", "--cuda", "12.1", "--images", "elsewhere/images")
     assert (tmp_path / "disk/images" / TAG / "Dockerfile").is_file()
     assert Project(layout=Path("elsewhere/dist")).layout == tmp_path / "disk/dist"
+    with scratch("test", Path("elsewhere")) as folder:
+        write_atomic(folder / "a", b"")
 
 
 # --- folders that are exchanged for links while they are read --------------------------------------

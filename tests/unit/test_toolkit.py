@@ -54,7 +54,6 @@ def planned(flavor: str) -> ImagePlan:
 
 def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
     runtime, devel = answer("runtime"), answer("devel")
-
     assert set(devel.requirements) - set(runtime.requirements) == {FACTS.toolkits["13.0"].requires}
     assert (runtime.toolkit, runtime.lockable) == (None, True)
     assert devel.toolkit is not None
@@ -67,7 +66,6 @@ def test_runtimes_layers_are_below() -> None:
     """A host with the runtime image unpacks again only the base, which is above all wheels."""
     runtime, devel = planned("runtime"), planned("devel")
     shared = len(runtime.layers) - 2
-
     assert [layer.kind for layer in runtime.layers[shared:]] == ["base", "overlay"]
     assert devel.layers[:shared] == runtime.layers[:shared]
     above = {
@@ -121,7 +119,6 @@ def test_search_paths_of_nvcc_and_linkers(path: str, found: str) -> None:
 def test_no_link_is_in_site_packages() -> None:
     """The smoke check `lock` would report a link there as a file that belongs to no wheel."""
     links = link_map(planned("devel"))
-
     assert links
     assert all(path.startswith("usr/local/cuda") for path in links)
     assert link_map(planned("runtime")) == {}
@@ -129,7 +126,6 @@ def test_no_link_is_in_site_packages() -> None:
 
 def test_variables_for_shells_and_build_systems() -> None:
     runtime, devel = (dict(planned(flavor).config.env) for flavor in ("runtime", "devel"))
-
     assert devel["CUDA_HOME"] == "/usr/local/cuda"
     assert devel["PATH"] == runtime["PATH"].replace("/opt/venv/bin:", "/opt/venv/bin:/usr/local/cuda/bin:")
     assert devel["LD_LIBRARY_PATH"].startswith(f"{runtime['LD_LIBRARY_PATH']}:/{SITE}/nvidia/cu13/lib:")
@@ -141,7 +137,6 @@ def test_variables_for_shells_and_build_systems() -> None:
 def test_the_lock_contains_the_toolkit() -> None:
     """A lock without a toolkit has the earlier format."""
     devel, runtime = cell_of("devel"), cell_of("runtime")
-
     assert from_json(to_json(devel)) == devel
     assert b'"toolkit"' in to_json(devel)
     assert b'"toolkit"' not in to_json(runtime)
@@ -153,7 +148,6 @@ def test_the_dockerfile_makes_the_same_links() -> None:
     text = render(
         replace(image, locked=replace(image.locked, wheels=(pip,))), load_templates(ROOT / "templates"), ()
     )
-
     assert {path: target for target, path in re.findall(r"ln -s (\S+) /(\S+)", text)} == link_map(image)
     made = re.search(r"mkdir -p ((?:/\S+ ?)+)", text)
     assert made is not None
@@ -162,7 +156,6 @@ def test_the_dockerfile_makes_the_same_links() -> None:
 
 def test_without_a_toolkit_only_runtime_can_be_built() -> None:
     message = answer("devel", torch="2.8.0", cuda="12.9")
-
     assert (message.toolkit, message.lockable) == (None, False)
     with pytest.raises(Unresolvable, match=r"neither wheels nor archives of the CUDA 12\.9 toolkit"):
         require_buildable(message)
@@ -212,7 +205,6 @@ def test_archives_search_paths_of_nvcc_and_linkers(path: str, found: str) -> Non
 def test_a_wheel_older_than_the_archives_headers_replaces_nothing() -> None:
     """A wheel that is missing, or whose version cannot be compared, replaces nothing either."""
     links = set(link_map(planned_of_archives(nvidia_cublas_cu12="12.0.1.1", nvidia_cufft_cu12="11.9+x")))
-
     assert f"{TREE}/lib/libcudart.so" in links
     assert not {f"{TREE}/lib/lib{name}.so" for name in ("cublas", "cublasLt", "cufft", "curand")} & links
 
@@ -220,7 +212,6 @@ def test_a_wheel_older_than_the_archives_headers_replaces_nothing() -> None:
 def test_archives_variables_for_shells_and_build_systems() -> None:
     """Headers of the archives are found before those that only wheels have; stubs come last."""
     env = dict(planned_of_archives().config.env)
-
     assert env["CPATH"].split(":") == [
         "/usr/local/cuda/include",
         f"/{SITE}/nvidia/cudnn/include",
@@ -235,7 +226,6 @@ def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
     """These layers are above the wheels of the runtime image, and below the base."""
     older = replace(of_archives(), resolution=answer("devel", torch="2.1.2", cuda="12.1"))
     current, earlier = (archive_layers(cell) for cell in (of_archives(), older))
-
     assert current == earlier
     top = ["base", "tools", "overlay"]
     assert [layer.kind for layer in planned_of_archives().layers[-7:]] == [*["toolkit"] * 4, *top]
@@ -249,7 +239,6 @@ def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
 def test_the_lock_contains_the_archives() -> None:
     cell = of_archives()
     data = to_json(cell)
-
     assert from_json(data) == cell
     assert data.count(b"-archive.tar.xz") == len(cell.archives) == 17
     assert b'"archives"' not in to_json(cell_of("devel"))
@@ -269,7 +258,6 @@ def test_a_lock_with_wrong_archives_is_refused(change: dict[str, str], message: 
     """Even if the lock has a new seal."""
     document = json.loads(to_json(of_archives()))
     document["archives"][0] |= change
-
     with pytest.raises(Stale, match=re.escape(message)):
         from_json(_resealed(document))
 
@@ -287,7 +275,6 @@ def test_the_dockerfile_copies_the_tree_from_a_context() -> None:
     text = render(
         replace(image, locked=replace(image.locked, wheels=(pip,))), load_templates(ROOT / "templates"), ()
     )
-
     assert "FROM scratch AS toolkit\n" in text
     assert "COPY --from=toolkit usr/local/cuda-12.1/ /usr/local/cuda-12.1/\n" in text
     assert {path: target for target, path in re.findall(r"ln -s (\S+) /(\S+)", text)} == link_map(image)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
-from torchkiln.util.files import locked, remove_tree
+from torchkiln.util.files import locked, named, remove_tree
 from torchkiln.util.ownership import fault
 
 _NAME = re.compile(r"torchkiln-[a-z_]+-[0-9a-f]{16}")
@@ -36,7 +36,7 @@ def scratch(what: str, parent: Path | None = None) -> Iterator[Path]:
             f"temporary files in {top} can be changed by other users: {reason}",
             hint="set TMPDIR to a folder of your own",
         )
-    sweep(top)
+    sweep(top := named(top))
     try:
         path, lock = _create(top, what)
     except OSError as error:
