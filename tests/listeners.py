@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.model.report import Finding, SmokeReport
-from torchkiln.runtimes.runtime import SilentRuntimeListener
+from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.smoke.session import SmokeRequest
 
 
-class SilentSmokeListener(SilentRuntimeListener):
+class SilentSmokeListener:
     """A listener that ignores all messages."""
+
+    def say(self, line: str) -> None: ...
+
+    def unpacks(self, image: ImageOnDisk, *, there: bool) -> None: ...
+
+    def progress(self) -> AbstractContextManager[Observer]:
+        return nullcontext(Silent())
 
     def answered(self, report: SmokeReport) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from torchkiln.projects.sources import workshop
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
 from torchkiln.projects.sources.workshop import Limits
+from torchkiln.runtimes import memory_group
 from torchkiln.runtimes.command import Program
+from torchkiln.runtimes.seccomp import BUILDING
 from torchkiln.store.store import Store
 
 pytestmark = needs_namespaces
@@ -116,7 +119,8 @@ def test_a_build_that_is_not_reproducible(scene: Scene) -> None:
 
 def test_the_environment_is_fixed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "canary-77")
-    code = "\nprint(sorted(os.environ), os.environ['SOURCE_DATE_EPOCH'], os.getuid())\nraise SystemExit(3)\n"
+    code = "\nos.setresuid(-1, os.getuid(), -1)"  # as make does
+    code += "\nprint(sorted(os.environ), os.environ['SOURCE_DATE_EPOCH'], os.getuid())\nraise SystemExit(3)\n"
     message = scene.refused(files_of(code=code)).message
     assert "its build failed (exit 3)" in message
     assert "] 315532800 65534" in message
@@ -147,21 +151,34 @@ ATTEMPTS = {
     "a clone with a namespace": "assert C.syscall(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0",
     "mount": "assert C.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
     "kill a process of the host": "os.kill({pid}, 0)",
-    "the memory of processes": "assert C.syscall(310, os.getpid(), 0, 0, 0, 0, 0) == 0",
-    "keys": "assert C.syscall(250, 0, -3, 0) > 0",
-    "any call that makes namespaces": "assert C.unshare(0) == 0",
+    "a socket of another family": "assert any(C.socket(f, t, 0) >= 0 for f in {families} for t in (1, 2, 3))",
+    "a call that is not allowed": "assert [n for n in {calls} if C.syscall(n, 0, 0, 0) >= 0 or E() != 38]",
+    "a filter": "C.prctl(22, 2, 0, 0, 0); assert E() == 14",
+    "shared memory without a file": "mmap.mmap(-1, 4096)",
+    "shared memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)",
+    "huge pages": "assert C.mmap(0, 1 << 21, 3, 0x40022, -1, 0) != -1 or E() != 1",
+    "a lock": "fcntl.lockf(open('lock', 'w'), fcntl.LOCK_EX)",
+    "a larger pipe": "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)",
+    "a larger buffer of a socket": "socket.socketpair()[0].setsockopt(1, 7, 1 << 20)",
+    "a terminal": "os.openpty()",
 }
 
 
 def test_a_hostile_backend_reaches_nothing(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "canary").write_text("secret")
-    code = "\nimport ctypes, os\nC = ctypes.CDLL(None)\ndone, failed = [], []\n"
+    lead = (
+        "import ctypes, fcntl, mmap, os, socket\nC, E = ctypes.CDLL(None, use_errno=True), ctypes.get_errno"
+    )
+    code = f"\n{lead}\ndone, failed = [], []\n"
+    # The kernel kills a caller of uretprobe and uprobe (335, 336) before it runs any filter.
+    calls = sorted({*range(600)} - {*BUILDING.values(), 335, 336})
+    families = [number for number in range(64) if number != socket.AF_UNIX]
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         there.listen()
         port = there.getsockname()[1]
         for name, attempt in ATTEMPTS.items():
-            line = attempt.format(port=port, host=tmp_path, pid=os.getpid())
+            line = attempt.format(port=port, host=tmp_path, pid=os.getpid(), calls=calls, families=families)
             code += f"try:\n    {line}\n    done.append({name!r})\n"
             code += "except (AssertionError, OSError):\n    failed.append(0)\n"
         code += "print(done, len(failed))\nraise SystemExit(4)\n"
@@ -187,6 +204,73 @@ def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits,
     lead = "\ndef build_wheel(*_):\n    answer = 3\n"
     message = scene.refused(files_of(code=f"{lead}{body}\n"), limits).message
     assert f"its build was stopped: it used more than {what}" in message
+
+
+# Each holds more than 300 MiB if nothing refuses it, but little of that is resident memory of a process.
+HOLDS = {
+    "sockets": """
+for _ in range(4):
+    if os.fork() == 0: break
+kept = [end for _ in range(400) for end in socket.socketpair()]
+for end in kept:
+    end.setblocking(False)
+    try:
+        while end.send(bytes(65536)): pass
+    except OSError: pass
+""",
+    "empty files": "\nfor name in range(300_000): open(str(name), 'w').close()\n",
+    "files in memory": "\nfor at in '/tmp/a', '/dev/shm/a': open(at, 'wb').write(bytes(90 << 20))\n",
+}
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["control group", "no control group"])
+@pytest.mark.parametrize("name", HOLDS)
+def test_memory_that_is_not_resident_counts(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str, grouped: bool
+) -> None:
+    if not grouped:
+        monkeypatch.setattr(memory_group, "_places", lambda _: ())
+    body = f"import os, socket, time{HOLDS[name]}time.sleep(2)\nraise SystemExit('held')".replace(
+        "\n", "\n    "
+    )
+    code = f"\ndef build_wheel(*_):\n    {body}\n"
+    message = scene.refused(files_of(code=code), Limits(memory=200 << 20, space=100 << 20)).message
+    assert "held" not in message
+    assert "No space left on device" in message or "used more than 200 MiB of memory" in message
+
+
+def test_the_kernel_counts_memory_in_a_control_group(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_group.memory_group(1 << 30) as group:
+        if group.events is None:
+            pytest.skip("this user can make no control group with a limit of memory")
+    monkeypatch.setattr(workshop, "_POLL", 600)
+    code = "\nimport os\nchild = os.fork()\nkept = b'x' * (250 << 20)\n"
+    code += "os.wait() if child else (__import__('time').sleep(5), os._exit(0))\n"
+    message = scene.refused(files_of(code=code), Limits(memory=200 << 20, space=100 << 20)).message
+    assert "used more than 200 MiB of memory" in message
+    assert not group.events.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "root", "system", "limit", "above"),
+    [
+        ("0::/user/x", "/", "cgroup2 none rw", "memory.max", "user"),
+        ("0::/", "/", "cgroup2 none rw", "memory.max", "."),
+        ("4:cpu,memory:/y/x", "/y", "cgroup none rw,memory", "memory.limit_in_bytes", "x"),
+    ],
+)
+def test_the_place_of_a_control_group(
+    tmp_path: Path, own: str, root: str, system: str, limit: str, above: str
+) -> None:
+    """A folder stands for the kernel's file system."""
+    (tmp_path / "cgroup").write_text(f"1:cpu:/c\n{own}\n")
+    (tmp_path / "mountinfo").write_text(f"1 0 0:1 {root} {tmp_path} rw - {system}\n")
+    (tmp_path / above).mkdir(exist_ok=True)
+    with memory_group.memory_group(5, tmp_path) as group:
+        assert group.events is not None
+        assert group.events.parent.parent == tmp_path / above
+        assert group.events.with_name(limit).read_text() == "5"
+        shutil.rmtree(group.events.parent)
 
 
 def test_the_memory_of_all_descendants_counts() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.listeners import SilentSmokeListener
 from tests.roots import entry, layer, minimal_layout
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import verified_root
 from torchkiln.runtimes.layer_indexes import keep_index, kept_index, kept_tree
 from torchkiln.runtimes.rootfs import using
-from torchkiln.runtimes.runtime import SilentRuntimeListener
 from torchkiln.runtimes.verified_root import differences, layers_of, unpacked, verified
 from torchkiln.store.store import Store
 
@@ -24,7 +24,7 @@ DIR, LINK, HARD = b"5", b"2", b"1"
 
 
 @dataclass
-class Lines(SilentRuntimeListener):
+class Lines(SilentSmokeListener):
     """A listener that records the lines it gets."""
 
     lines: list[str] = field(default_factory=list)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +35,9 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 _NODES = r"nvidia\d+|nvidiactl|nvidia-uvm|nvidia-uvm-tools"
 _FOLDERS = (
-    LINUX_AMD64.libraries,
-    f"{LINUX_AMD64.libraries}/nvidia/current",
-    "usr/lib64",
-    "usr/lib/wsl/lib",
-    "usr/local/nvidia/lib64",
-    "run/opengl-driver/lib",
-)
+    f"{LINUX_AMD64.libraries} {LINUX_AMD64.libraries}/nvidia/current usr/lib64 usr/lib/wsl/lib"
+    " usr/local/nvidia/lib64 run/opengl-driver/lib"
+).split()
 _CACHE_LINE = re.compile(rf"^\s*(\S+) \({LINUX_AMD64.cached}[^)]*\) => (/\S+)$", re.MULTILINE)
 
 
@@ -101,11 +98,8 @@ def find_driver(
     :param capabilities: the image's value of CAPABILITIES; empty: compute and utility.
     :param cache: the output of `ldconfig -p`; None: run it.
     """
-    nodes = tuple(
-        sorted(
-            (path.name, path) for path in (host / "dev").glob("nvidia*") if re.fullmatch(_NODES, path.name)
-        )
-    )
+    listed = ((path.name, path) for path in (host / "dev").glob("nvidia*"))
+    nodes = tuple(sorted((name, path) for name, path in listed if re.fullmatch(_NODES, name)))
     requested = {word.strip() for word in (capabilities or _DEFAULT).split(",")}
     kinds = [kind for kind in _LIBRARIES if kind in requested or "all" in requested]
     if "nvidiactl" not in dict(nodes) or not kinds:
@@ -114,8 +108,9 @@ def find_driver(
     folders = [host / folder for folder in _FOLDERS]
     folders += [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     libraries = _in_cache(_ldconfig() if cache is None else cache, pattern, host)
-    for name, path in _in_folders(folders, pattern):
-        libraries.setdefault(name, path)
+    for path in (path for folder in folders for path in sorted(folder.glob("lib*.so*"))):
+        if pattern.fullmatch(path.name) and path.is_file():
+            libraries.setdefault(path.name, path.resolve())
     if "libcuda.so.1" in libraries:
         libraries["libcuda.so"] = libraries["libcuda.so.1"]
     elif "compute" in kinds:
@@ -143,20 +138,9 @@ def _in_cache(text: str, pattern: re.Pattern[str], host: Path) -> dict[str, Path
     return found
 
 
-def _in_folders(folders: Iterable[Path], pattern: re.Pattern[str]) -> Iterable[tuple[str, Path]]:
-    for folder in folders:
-        for path in sorted(folder.glob("lib*.so*")):
-            if pattern.fullmatch(path.name) and path.is_file():
-                yield path.name, path.resolve()
-
-
 def _ldconfig() -> str:
-    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
-        try:
-            return subprocess.run([program, "-p"], capture_output=True, text=True, check=False).stdout
-        except OSError:
-            continue
-    return ""
+    program = shutil.which("ldconfig", path="/sbin:/usr/sbin")
+    return subprocess.run([program, "-p"], capture_output=True, text=True).stdout if program else ""
 
 
 def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
@@ -164,8 +148,5 @@ def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
 
     0 if the kernel does not count them (`oom_kill` needs Linux 4.13).
     """
-    try:
-        lines = vmstat.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    text = vmstat.read_text() if os.access(vmstat, os.R_OK) else ""
+    return sum(map(int, re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)))

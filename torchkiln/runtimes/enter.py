@@ -37,12 +37,19 @@ _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x1
 _ISOLATED = 0x2000000 | 0x40000000  # NEWCGROUP and NEWNET
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = (
+    1,
+    4,
+    22,
+    24,
+    38,
+)
 _SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
-_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+_NODES = ("null", "full", "random", "urandom", "tty", "zero")
+_CONFINED_NODES = _NODES[:4]  # memory that is mapped from /dev/zero can be shared
 _DEV_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -154,7 +161,11 @@ def _drop_privileges(private_user: bool) -> None:
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         _drop_bounding()
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        _LIBC.unshare(_NEWUSER)  # may fail: some hosts allow only root to create user namespaces
+        # May fail: some hosts allow only root to create user namespaces. The map is for programs that set
+        # their user to the present one, such as make.
+        if _LIBC.unshare(_NEWUSER) == 0 and os.path.exists("/proc/self/uid_map"):
+            _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+            _map_ids(f"{_NOBODY} {_NOBODY} 1", f"{_NOBODY} {_NOBODY} 1")
     _drop_bounding()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
@@ -197,15 +208,15 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     # All sources are opened before the root changes, because paths have another meaning afterwards. They are
     # opened in the new mount namespace, because a mount of another namespace cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
-    places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
+    names = _CONFINED_NODES if spec["confined"] else _NODES
+    places = {**{name: f"/dev/{name}" for name in names}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
     driver = [(os.open(source, os.O_PATH), f"{DRIVER}/{name}") for name, source in spec["libraries"]]
     driver += [(os.open(source, os.O_PATH), f"/usr/bin/{name}") for name, source in spec["tools"]]
     binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
 
     top = spec["scratch"]
-    if spec["tmpfs"]:
-        _mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, spec["tmpfs"])
+    _mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, spec["tmpfs"])
     root = f"{top}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
@@ -233,7 +244,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     else:
         _mount(f"{old}/sys", "/sys", None, _BIND | _REC)
         _read_only("/sys")
-    _devices(nodes, spec["shm_size"], private_user)
+    _devices(nodes, spec, private_user)
     for source, target in driver:
         _bind(source, target)
         _read_only(target)
@@ -274,15 +285,17 @@ def _lies_below(target: str, others: list[str]) -> bool:
     return any(target.startswith(other.rstrip("/") + "/") for other in others)
 
 
-def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
-    _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
+def _devices(nodes: dict[str, int], spec: dict[str, Any], private_user: bool) -> None:
+    _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k,nr_inodes=256")
     for name, source in nodes.items():
         _make_target(source, f"/dev/{name}")
         _bind(source, f"/dev/{name}")
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/shm")
-    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={shm_size}")
+    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,{spec['shm']}")
+    if spec["confined"]:  # terminals have buffers
+        return
     os.mkdir("/dev/pts")
     # Group 5 is tty in Debian; a user namespace with one user does not have it.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
@@ -291,15 +304,9 @@ def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
 
 def _run_ldconfig() -> None:
     """Run the image's ldconfig, so that its loader finds the driver's libraries."""
-    child = os.fork()
-    if child == 0:
-        try:
-            null = os.open("/dev/null", os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(null, stream)
-            os.execve(LDCONFIG, [LDCONFIG, DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-        except OSError:
-            os._exit(127)
+    null = [(os.POSIX_SPAWN_OPEN, stream, "/dev/null", os.O_RDWR, 0) for stream in (0, 1, 2)]
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    child = os.posix_spawn(LDCONFIG, [LDCONFIG, DRIVER], environment, file_actions=null)
     if os.waitpid(child, 0)[1]:
         raise ValueError(f"{LDCONFIG} of the image failed, so its loader cannot find the driver's libraries")
 

@@ -15,10 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import seccomp
@@ -26,11 +26,11 @@ from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.sandbox import text_of
-from torchkiln.util.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
 _TERMINATE_TIMEOUT_S = 10.0
 _NOBODY = (65534, 65534)
+_OF_DRIVER = ("nodes", "libraries", "tools")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +39,11 @@ class RootfsRuntime:
 
     shm_size: int = 1 << 30  # bytes of /dev/shm, which DataLoader workers and NCCL use
     hostname: str = "torchkiln"
-    scratch: Path | None = None  # where files that the command writes are stored; None: in memory
     driver: HostDriver | None = None  # mounted into the container, with its GPUs
     # Limits of each process, by the names of RLIMIT_…. With them, the command is not trusted: it is confined,
     # as enter.py describes, and what it writes is in memory, at most `shm_size` bytes.
     confined: Mapping[str, int] | None = None
+    join: Callable[[int], None] | None = None  # called with the id of the process before it starts others
 
     def run(
         self,
@@ -88,29 +88,27 @@ class RootfsRuntime:
         fault_read, fault_write = os.pipe()
         confined = None
         if self.confined is not None:
-            confined = {"limits": text_of(self.confined), "filter": seccomp.builder_program().hex()}
-        with (
-            using(image_root),
-            self._scratch() as scratch,
-            os.fdopen(fault_read, "rb") as faults,
-            _input(stdin) as source,
-        ):
+            confined = {"limits": text_of(self.confined), "filter": seccomp.program(seccomp.BUILDING).hex()}
+        # An empty file takes memory, too: about 2 KiB.
+        limit = f"size={self.shm_size},nr_inodes={self.shm_size >> 14}" if confined else "size=50%"
+        with using(image_root), os.fdopen(fault_read, "rb") as faults, _input(stdin) as source:
             spec = {
                 "root": str(image_root.absolute()),
                 "argv": list(program.argv),
                 "env": dict(program.env),
-                "binds": [
-                    (str(bind.source.absolute()), bind.target, bind.writable) for bind in program.binds
-                ],
-                **_driver_files(self.driver),
+                "binds": [(str(one.source.absolute()), one.target, one.writable) for one in program.binds],
+                **{
+                    kind: [(name, str(path)) for name, path in getattr(self.driver, kind, ())]
+                    for kind in _OF_DRIVER
+                },
                 "workdir": program.workdir,
                 "user": _NOBODY if confined else program.user,
                 "hostname": self.hostname,
                 "files": {} if confined else _machine_files(self.hostname),
-                "shm_size": self.shm_size,
-                # Without a scratch folder, a tmpfs is mounted here, in the mount namespace only.
-                "scratch": str(scratch or Path(tempfile.gettempdir()).absolute()),
-                "tmpfs": "" if scratch else f"mode=755,size={self.shm_size if confined else '50%'}",
+                "shm": f"size={self.shm_size}" if confined is None else "size=1m,nr_inodes=256",
+                # A tmpfs for what the command writes is mounted here, in the mount namespace only.
+                "scratch": str(Path(tempfile.gettempdir()).absolute()),
+                "tmpfs": f"mode=755,{limit}",
                 "confined": confined,
             }
             process = subprocess.Popen(
@@ -124,6 +122,8 @@ class RootfsRuntime:
             try:
                 os.close(spec_read)
                 os.close(fault_write)
+                if self.join:
+                    self.join(process.pid)
                 with contextlib.suppress(BrokenPipeError), os.fdopen(spec_write, "wb") as sink:
                     sink.write(json.dumps(spec).encode())
                 yield process
@@ -135,18 +135,6 @@ class RootfsRuntime:
                 f"the rootfs runtime cannot start a container: {fault}",
                 hint="run as root, or allow user namespaces (sysctl user.max_user_namespaces)",
             )
-
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path | None]:
-        if self.scratch is None:
-            yield None
-            return
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.scratch.absolute()))
-        try:
-            yield folder
-        finally:
-            remove_tree(folder)
 
 
 def demand_namespaces(runtime: str, folder: Path) -> None:
@@ -160,33 +148,12 @@ def demand_namespaces(runtime: str, folder: Path) -> None:
 
 def _machine_files(hostname: str) -> dict[str, str]:
     """The content of /etc/hosts, /etc/hostname and /etc/resolv.conf, by path."""
-    return {
-        "/etc/hosts": _hosts(hostname),
-        "/etc/hostname": f"{hostname}\n",
-        "/etc/resolv.conf": _resolver(),
-    }
-
-
-def _hosts(hostname: str) -> str:
     # Without the IPv4-mapped address, c10d's reverse lookup takes 15 s if there is no name server.
     addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
-    return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
-
-
-def _resolver() -> str:
-    try:
-        with open("/etc/resolv.conf") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _driver_files(driver: HostDriver | None) -> dict[str, Any]:
-    """The driver's files for enter.py: name and path on the host."""
-    kinds = ("nodes", "libraries", "tools")
-    return {
-        kind: [(name, str(path)) for name, path in getattr(driver, kind)] if driver else [] for kind in kinds
-    }
+    hosts = "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
+    resolver = Path("/etc/resolv.conf")
+    names = resolver.read_text() if os.access(resolver, os.R_OK) else ""
+    return {"/etc/hosts": hosts, "/etc/hostname": f"{hostname}\n", str(resolver): names}
 
 
 @contextlib.contextmanager

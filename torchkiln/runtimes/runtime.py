@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from torchkiln.model.progress import Observer, Silent
+from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
@@ -45,17 +45,6 @@ class RuntimeListener(Protocol):
 
     def progress(self) -> AbstractContextManager[Observer]:
         """An observer for a task, such as an upload, in a context that lasts as long as the task."""
-
-
-class SilentRuntimeListener:
-    """A listener that ignores all messages."""
-
-    def say(self, line: str) -> None: ...
-
-    def unpacks(self, image: ImageOnDisk, *, there: bool) -> None: ...
-
-    def progress(self) -> AbstractContextManager[Observer]:
-        return nullcontext(Silent())
 
 
 class RunnableImage(Protocol):

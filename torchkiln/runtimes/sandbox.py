@@ -26,9 +26,6 @@ _LIMITS = {
     "FSIZE": 256 << 20,  # bytes of a file that it writes: `wheel/bytecode.py` reads no more
     "STACK": 8 << 20,
     "NOFILE": 64,
-    "CORE": 0,
-    "MEMLOCK": 0,
-    "MSGQUEUE": 0,
 }
 
 
@@ -37,13 +34,8 @@ def fault() -> str:
     """Why this host cannot create a sandbox; empty if it can. Tested once, without a program in it."""
     try:
         with tempfile.TemporaryDirectory(prefix="torchkiln-sandbox-") as folder:
-            done = subprocess.run(
-                command(Path(folder), {}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PROBE_S,
-                check=False,
-            )
+            argv = command(Path(folder), {})
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode:
@@ -53,8 +45,8 @@ def fault() -> str:
 
 
 def text_of(limits: Mapping[str, int]) -> str:
-    """Resource *limits* as enter.py reads them."""
-    return ",".join(f"{name}={limit}" for name, limit in limits.items())
+    """Resource *limits* as enter.py reads them; no core files, locked memory or message queues."""
+    return ",".join((*(f"{name}={limit}" for name, limit in limits.items()), "CORE=0,MEMLOCK=0,MSGQUEUE=0"))
 
 
 def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
@@ -64,5 +56,11 @@ def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
     """
     variables = [f"{name}={value}" for name, value in env.items()]
     folder = "" if root is None else str(root.absolute())
-    arguments = (folder, text_of(_LIMITS), seccomp.program().hex(), str(len(variables)), *variables)
+    arguments = (
+        folder,
+        text_of(_LIMITS),
+        seccomp.program(seccomp.ALLOWED).hex(),
+        str(len(variables)),
+        *variables,
+    )
     return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *arguments]

@@ -178,9 +178,8 @@ def parse_gpus(text: str | None) -> str | None:
 def gpus_on(engine: Engine, requested: str | None, listener: RuntimeListener) -> tuple[str, bool]:
     """`gpus` and `cdi` of a `Container`. If *requested* is None: all GPUs, if *engine* supports them."""
     local = engine.host.startswith("unix:")
-    if requested in ("none", "0"):
-        return "", False
-    if requested is None and local and not Path("/dev/nvidiactl").exists():
+    absent = requested is None and local and not Path("/dev/nvidiactl").exists()
+    if requested in ("none", "0") or absent:
         return "", False
     support = gpu_support(engine)
     if requested is not None or support:

@@ -31,14 +31,8 @@ from torchkiln.store.store import Store
 
 RECORDS = "hashes"
 _TYPE = "application/vnd.torchkiln.file-hashes"  # payload type
-# linux/magic.h, and fs/xfs/libxfs/xfs_format.h
-_LOCAL = {
-    0xEF53: "ext4",
-    0x58465342: "xfs",
-    0x9123683E: "btrfs",
-    0x01021994: "tmpfs",
-    0x794C7630: "overlay",
-}
+# ext4, XFS, Btrfs, tmpfs and overlay, from linux/magic.h and fs/xfs/libxfs/xfs_format.h
+_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630})
 _RECENT_NS = 2_000_000_000  # a file that changed this shortly before may change again with the same ctime
 _STATFS = 256  # bytes; longer than struct statfs
 

@@ -6,7 +6,7 @@ which is untrusted.
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -16,9 +16,15 @@ from pathlib import Path
 
 from torchkiln.runtimes.capture import Tail, receive
 from torchkiln.runtimes.command import Exited, Program
+from torchkiln.runtimes.memory_group import MemoryGroup, memory_group
 from torchkiln.runtimes.rootfs import RootfsRuntime, terminate
 
 _POLL = 0.1  # seconds
+_FIELD = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
+# Bytes for each unit of a field of /proc/PID/status. The two ends of a pipe that is one of many hold 8 KiB.
+_HELD = {"VmRSS": 1024, "VmSwap": 1024, "VmPTE": 1024, "FDSize": 4096}
+_SOCKETS = re.compile(r"sockets: used (\d+)")
+_BUFFER = Path("/proc/sys/net/core/wmem_default")  # a socket holds less than twice as many bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +46,7 @@ class Limits:
             "NPROC": 4096,
             "NOFILE": 1024,
             "STACK": 64 << 20,
-            "CORE": 0,
-            "MEMLOCK": 0,
-            "MSGQUEUE": 0,
+            "SIGPENDING": 1024,
         }
 
 
@@ -52,9 +56,12 @@ def run_enclosed(root: Path, program: Program, limits: Limits) -> Exited:
     :raises ToolMissing: this host cannot create the sandbox.
     :raises ValueError: it exceeded *limits*, and was stopped.
     """
-    runtime = RootfsRuntime(shm_size=limits.space, hostname="sandbox", confined=limits.of_each_process)
-    with runtime.started(root, program) as process:
-        return _received(process, limits)
+    with memory_group(limits.memory + limits.space) as group:
+        runtime = RootfsRuntime(
+            shm_size=limits.space, hostname="sandbox", confined=limits.of_each_process, join=group.add
+        )
+        with runtime.started(root, program) as process:
+            return _received(process, limits, group)
 
 
 class _Output:
@@ -76,14 +83,14 @@ class _Output:
         """Do nothing."""
 
 
-def _received(process: subprocess.Popen[bytes], limits: Limits) -> Exited:
+def _received(process: subprocess.Popen[bytes], limits: Limits, group: MemoryGroup) -> Exited:
     """The output of *process* until it ends, or exceeds a limit and is killed."""
     out, log = _Output(limits.output, lambda: terminate(process)), Tail()
     too_large, done = threading.Event(), threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL):
-            if sum(map(_resident, _tree(process.pid))) > limits.memory:
+            if group.exceeded() or _held(list(_tree(process.pid))) > limits.memory:
                 too_large.set()
                 terminate(process)
 
@@ -95,7 +102,7 @@ def _received(process: subprocess.Popen[bytes], limits: Limits) -> Exited:
         done.set()
         watcher.join()
     for is_exceeded, limit in (
-        (too_large.is_set(), f"{limits.memory >> 20} MiB of memory"),
+        (too_large.is_set() or group.exceeded(), f"{limits.memory >> 20} MiB of memory"),
         (out.over, f"{limits.output >> 20} MiB of output"),
         (timed_out, f"{limits.seconds:.0f} seconds"),
     ):
@@ -115,8 +122,17 @@ def _tree(pid: int) -> Iterator[int]:
                 waiting += map(int, (path / "children").read_text().split())
 
 
-def _resident(pid: int) -> int:
-    """The resident memory of the process *pid*, in bytes."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def _held(processes: list[int]) -> int:
+    """The bytes of memory that *processes* hold, with page tables, pipes, and buffers of sockets.
+
+    All but the first are in the sandbox, in its network namespace.
+    """
+    held = 0
+    for pid in processes:
+        with suppress(OSError):
+            fields = dict(_FIELD.findall(Path(f"/proc/{pid}/status").read_text()))
+            held += sum(int(fields.get(name, 0)) * size for name, size in _HELD.items())
+    with suppress(OSError, IndexError):
+        sockets = _SOCKETS.findall(Path(f"/proc/{processes[1]}/net/sockstat").read_text())
+        held += int(sockets[0]) * 2 * int(_BUFFER.read_text())
+    return held
