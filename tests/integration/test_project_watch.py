@@ -123,9 +123,9 @@ def test_changed_settings_are_those_of_the_image(watch: Watch) -> None:
     (watch.project / ".gitignore").write_text("torchkiln.toml\n")
     lines, messages = watch.run(
         nothing,
-        watch.write("torchkiln.toml", 'env = { MINE = "1" }\n'),
+        watch.write("torchkiln.toml", 'env = { APP_MINE = "1" }\n'),
         watch.write("torchkiln.toml", 'env = { PATH = "/" }\n'),
-        watch.write("torchkiln.toml", 'env = { MINE = "2" }\n'),
+        watch.write("torchkiln.toml", 'env = { APP_MINE = "2" }\n'),
     )
 
     assert [files for _, _, files in lines[1:]] == ["no file of the image changed"] * 2

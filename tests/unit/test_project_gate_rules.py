@@ -28,7 +28,8 @@ BELOW = Below(
     modules=frozenset({"torch", "nvidia"}),
     others={"json": "the standard library", "sympy": "sympy"},
     libraries={"libcudart.so.12": "nvidia-cuda-runtime-cu12"},
-    programs={"env": "usr/bin/env"},
+    path=("opt/venv/bin", "usr/local/bin", "usr/bin"),
+    programs={"env": "usr/bin/env", "tool": "opt/venv/bin/tool"},
     unowned=frozenset({"opt/venv/bin/python", "opt/venv/pyvenv.cfg"}),
     site=SITE,
     scripts="opt/venv/bin",
@@ -121,6 +122,8 @@ def test_packages_that_are_accepted(entry: TarEntry, entry_points: str) -> None:
             "entry points that torch or triton load at import: torch.backends",
         ),
         (file("opt/venv/bin/env"), "would be started in place of /usr/bin/env"),
+        (file("usr/local/bin/env", kind="link"), "would be started in place of /usr/bin/env"),
+        (file("opt/venv/bin/nvidia-smi"), "would be started in place of /usr/bin/nvidia-smi"),
         (
             file("opt/venv/bin/python"),
             "replaces a file of the parent image that belongs to no package",

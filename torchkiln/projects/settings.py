@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +13,13 @@ from torchkiln.errors import ConfigError
 from torchkiln.model import fields
 from torchkiln.projects.files import read_inside
 from torchkiln.projects.pyproject import FILE as PYPROJECT
+from torchkiln.projects.variables import variable_fault
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.toml import toml_of
 
 FILE = "torchkiln.toml"
 TABLE = "tool.torchkiln"
-
-# These variables decide which programs start, which libraries are loaded, and which GPUs an engine provides.
-# The image was tested with the values that it sets.
-_PROTECTED = re.compile(
-    r"(LD|NVIDIA|TORCHKILN|PIP|UV)_.*|PATH|VIRTUAL_ENV|BASH_ENV|ENV|GLIBC_TUNABLES"
-    r"|PYTHON(?!UNBUFFERED$|HASHSEED$|FAULTHANDLER$|WARNINGS$|DONTWRITEBYTECODE$).*"
-)
 
 _Variable = Annotated[
     str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"')
@@ -120,11 +113,6 @@ def settings_of(where: str, document: object) -> ProjectSettings:
     return codec.typed(ProjectSettings, document)
 
 
-def is_protected(name: str) -> bool:
-    """Whether a project must not set the environment variable *name*."""
-    return _PROTECTED.fullmatch(name) is not None
-
-
 def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
     """For each of the two files that exists: its name, for messages, and its settings; None: it has none."""
     for name in (FILE, PYPROJECT):
@@ -143,9 +131,9 @@ def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object |
 
 def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     """The faults in *document*, which matches the schema."""
-    for name in document.get("env", {}):
-        if is_protected(name):
-            yield f"env: {name} cannot be set: torchkiln's tests of the image depend on it"
+    for name, value in document.get("env", {}).items():
+        if fault := variable_fault(name, value):
+            yield f"env: {name} cannot be set: {fault}"
     names = [text.partition("=")[0] for text in document.get("apt", ())]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"apt: {name} is listed twice"

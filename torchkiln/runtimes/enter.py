@@ -36,27 +36,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
 _ISOLATED = 0x2000000 | 0x40000000  # NEWCGROUP and NEWNET
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
-_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = (
-    1,
-    4,
-    22,
-    24,
-    38,
-)
-_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
-_SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
-_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3 = 38, 2, 0x20080522
+_SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR, _NOBODY, _SIGKILL = 155, 442, 65534, 9
+_DETACH, _AT_EMPTY_PATH, _AT_RECURSIVE = 2, 0x1000, 0x8000
 
 _NODES = ("null", "full", "random", "urandom", "tty", "zero")
 _CONFINED_NODES = _NODES[:4]  # memory that is mapped from /dev/zero can be shared
-_DEV_LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-    "ptmx": "pts/ptmx",
-}
+_DEV_LINKS = {"fd": "/proc/self/fd", "ptmx": "pts/ptmx"}
+_DEV_LINKS |= {name: f"/proc/self/fd/{n}" for n, name in enumerate(("stdin", "stdout", "stderr"))}
 # The folder for a driver's libraries, which is empty in all images, and the loader's configuration for it.
 DRIVER, LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
 LDCONFIG = "/sbin/ldconfig"
@@ -294,8 +282,8 @@ def _devices(nodes: dict[str, int], spec: dict[str, Any], private_user: bool) ->
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/shm")
     _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,{spec['shm']}")
-    if spec["confined"]:  # terminals have buffers
-        return
+    if spec["confined"]:
+        return  # no terminals: they have buffers
     os.mkdir("/dev/pts")
     # Group 5 is tty in Debian; a user namespace with one user does not have it.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchkiln.errors import printable
 from torchkiln.model.project import APP, LABEL, PARENT_LABEL
+from torchkiln.projects.variables import variable_fault
 
 _OWN = ("Env", "Cmd", "WorkingDir", "Labels")  # these have rules of their own; the other fields must be equal
 _NAMED = ("org.opencontainers.image.title", "org.opencontainers.image.version", LABEL)
 _UNTRUSTED = "torchkiln.untrusted"
-# Names of variables that projects may add: of applications, and of switches and numbers that select no code.
-# Not PYTHONWARNINGS, which imports modules, nor folders of compiled kernels, such as TRITON_CACHE_DIR.
-_VARIABLES = re.compile(
-    r"(APP|HF|HYDRA|TRANSFORMERS|DIFFUSERS|WANDB|MLFLOW|COMET|CLEARML|NEPTUNE|RAY|MAMBA|TQDM)_[A-Z0-9_]+"
-    r"|PYTHON(UNBUFFERED|HASHSEED|FAULTHANDLER|DONTWRITEBYTECODE)|TOKENIZERS_PARALLELISM|TZ"
-    r"|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|NCCL_DEBUG|TORCH_(HOME|SHOW_CPP_STACKTRACES)"
-    r"|CUDA_(DEVICE_ORDER|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)|CUBLAS_WORKSPACE_CONFIG"
-    r"|PYTORCH_(CUDA_)?ALLOC_CONF"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +73,8 @@ def _env(own: list[str], theirs: list[str], rules: ConfigRules) -> Iterator[str]
         if name in expected:
             if value != expected[name]:
                 yield f"{name} is {_shown(value)}, not {expected[name]}"
-        elif not _VARIABLES.fullmatch(name):
-            yield f"Env has {name}: set it when the container starts, or give it a name that begins with APP_"
+        elif fault := variable_fault(name, value):
+            yield f"Env has {name}: {fault}"
     yield from (f"Env lacks {name}" for name in expected if name not in seen)
 
 

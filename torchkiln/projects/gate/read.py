@@ -259,7 +259,7 @@ def _below(project: ProjectImage, tree: Mapping[str, TreeItem]) -> Below:
     packages = files_of_records(records, scheme)
     fixed = fixed_wheels(project.locked.wheels).keys() & packages.keys()
     owned = {path for files in packages.values() for path in files}
-    folders = {folder.strip("/") for folder in image_env(project.below).get("PATH", "").split(":")}
+    folders = [folder.strip("/") for folder in image_env(project.below).get("PATH", "").split(":")]
     others = {
         module: name
         for name in sorted(_required(fixed | (_OPTIONAL & packages.keys()), tree, scheme))
@@ -279,11 +279,12 @@ def _below(project: ProjectImage, tree: Mapping[str, TreeItem]) -> Below:
             for path in packages[package]
             if LIBRARY.fullmatch(name := path.rpartition("/")[2])
         },
+        path=folders,
         programs={
-            name: path
-            for path in tree
-            for folder, _, name in [path.rpartition("/")]
-            if folder in folders - {scheme.scripts, ""} and f"{scheme.scripts}/{name}" not in tree
+            path.rpartition("/")[2]: path
+            for folder in reversed(folders)
+            for path, item in tree.items()
+            if path.rpartition("/")[0] == folder and item.entry.kind != "folder"
         },
         unowned={
             path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 
@@ -21,6 +21,7 @@ from torchkiln.projects.effect import MODULE_FILE, SUFFIX, module_of, starts
 _ROOTS = ("", "src/")  # the folders of PYTHONPATH, relative to /app
 _FOLDERS = frozenset({APP, "etc", "etc/torchkiln"})
 _NAMESPACE = "nvidia"  # other packages may have folders of their own in it
+_OF_DRIVER = re.compile(r"nvidia-.+")
 LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
 _PACKAGE = re.compile(rf"([^./]+)/__init__{SUFFIX}")
 # importlib.metadata ignores case.
@@ -37,7 +38,8 @@ class Below:
     modules: frozenset[str]  # names by which the fixed packages are imported
     others: Mapping[str, str]  # other modules that torch imports -> "the standard library", "sympy"
     libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
-    programs: Mapping[str, str]  # name -> path: programs on PATH outside of the environment
+    path: Sequence[str]  # the folders of PATH, relative to /
+    programs: Mapping[str, str]  # name -> path: the first program on PATH
     unowned: Collection[str] = field(repr=False)  # files of the environment that belong to no package
     site: str  # site-packages, relative to /
     scripts: str  # the environment's folder bin, relative to /
@@ -76,14 +78,21 @@ def package_faults(entry: TarEntry, entry_points: str, below: Below) -> Iterator
         yield f"{path}: a privileged program: it has the mode {entry.mode:04o}, or capabilities"
     elif path in below.unowned:
         yield f"{path}: replaces a file of the parent image that belongs to no package"
-    elif posixpath.dirname(path) == below.scripts and name in below.programs:
-        yield f"{path}: would be started in place of /{below.programs[name]}"
+    elif entry.kind != "folder" and (other := _started(posixpath.dirname(path), name, below)):
+        yield f"{path}: would be started in place of /{other}"
     elif inside != path and module in below.modules and not _in_namespace(inside, entry.kind):
         yield f"{path}: would be imported in place of {module}, or as a part of it"
     elif inside != path and module == _NAMESPACE and LIBRARY.fullmatch(name) and name in below.libraries:
         yield f"{path}: could be loaded in place of {name} of {below.libraries[name]}"
     elif inside != path:
         yield from _metadata(entry, inside, entry_points, below)
+
+
+def _started(folder: str, name: str, below: Below) -> str:
+    """The program in place of which *name* in *folder* would be started; an engine mounts the driver's."""
+    first = below.programs.get(name, f"usr/bin/{name}" if _OF_DRIVER.fullmatch(name) else "")
+    later = below.path[below.path.index(folder) :] if folder in below.path else ()
+    return first if posixpath.dirname(first) in later and f"{folder}/{name}" != first else ""
 
 
 def _in_namespace(inside: str, kind: str) -> bool:
