@@ -32,7 +32,11 @@ LOWER = [
     entry("lib", kind=b"2", to="usr/lib"),
     entry("etc/ld.so.cache", loader(STDCXX)),
     entry("usr/lib/x86_64-linux-gnu/libstdc++.so.6", b"1"),
-    entry("etc/generated", b"1"),
+    *(entry(path, b"1") for path in ("etc/shells", "root/.bashrc", "etc/alternatives/cc", "usr/bin/cc")),
+    entry("etc/passwd", b"root:x:0:0:::/bin/bash\nmail:x:8:8:::/usr/sbin/nologin\n"),
+    entry("etc/group", b"root:x:0:\nsudo:x:27:\n"),
+    entry("usr/lib/python3.11/os.py", b"1"),
+    entry("usr/lib/python3.11/__pycache__/os.cpython-311.pyc", b"1"),
     entry("var/lib/dpkg/info/libstdc++6:amd64.list", b"/.\n/lib\n/lib/x86_64-linux-gnu/libstdc++.so.6\n"),
 ]
 
@@ -69,6 +73,8 @@ def test_files_of_the_base_stay() -> None:
         ("usr/lib/python3/dist-packages/sitecustomize.py", "runs at each start of Python"),
         ("usr/lib/python3.11/usercustomize/__init__.py", "runs at each start of Python"),
         ("usr/local/lib/python3.11/dist-packages/sitecustomize.py", "runs at each start of Python"),
+        ("etc/sudoers.d/evil", "gives rights, or belongs to a user"),
+        ("root/.ssh/authorized_keys", "gives rights, or belongs to a user"),
         ("etc/ssl/private/snakeoil.key", "is a private key, which each machine must generate"),
     ],
 )
@@ -76,6 +82,59 @@ def test_paths_that_no_package_may_have(path: str, fault: str) -> None:
     owner = entry("var/lib/dpkg/info/evil.list", f"/{path}\n".encode())
     assert faults(entry(path, b"x"), owner) == [f"{path} of evil {fault}"]
     assert faults(entry(path, b"x")) == [f"{path} {fault}"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("root/.bashrc", "etc/alternatives/cc", "usr/bin/cc"),
+        "usr/lib/python3.11/__pycache__/os.cpython-311.pyc",
+    ],
+)
+def test_generated_files_of_the_base_stay(path: str) -> None:
+    """They belong to no package; only those change in which dpkg and its helpers keep their state."""
+    assert faults(entry(path, b"2")) == [f"{path} was changed"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "line"),
+    [
+        ("etc/passwd", "root:x:0:0:::/bin/bash\nmail:x:8:8:::/bin/bash\n", "mail:x:8:8:::/usr/sbin/nologin"),
+        ("etc/passwd", "{}evil:x:0:0:::/bin/bash\n", "evil:x:0:0:::/bin/bash"),
+        ("etc/passwd", "{}evil::9:9:::/bin/bash\n", "evil::9:9:::/bin/bash"),
+        ("etc/group", "root:x:0:\nsudo:x:28:evil\n", "sudo:x:27:"),
+        ("etc/shadow", "evil::1::::::\n", "evil::1::::::"),
+        ("etc/gitconfig", "[core]\n", "[core]"),
+    ],
+)
+def test_accounts_and_settings_are_only_added(path: str, text: str, line: str) -> None:
+    lower = {path: "\n".join(lines) + "\n" for path, lines in contents(*LOWER).lines.items()}
+    changed = entry(path, text.format(lower.get(path, "")).encode())
+    assert f"{path}: {line!r} was changed, or may not be added" in faults(changed)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["os.cpython-311-x86_64-linux-gnu.so", "os/__init__.py", "__pycache__/os.cpython-311.opt-1.pyc"],
+)
+def test_modules_of_the_base_are_imported(path: str) -> None:
+    place = f"usr/lib/python3.11/{path}"
+    assert faults(entry(place, b"2")) == [f"{place} would be imported in place of a module of the image"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "python3.11/torch.py",
+        "python3.11/torch/__init__.py",
+        "python3.11/lib-dynload/torch.so",
+        "python311.zip",
+    ],
+)
+def test_no_module_comes_before_those_of_wheels(path: str) -> None:
+    assert faults(entry(f"usr/lib/{path}", b"2")) == [
+        f"usr/lib/{path} would be imported before modules of the image"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +173,14 @@ def test_an_equal_name_for_the_loader() -> None:
 def test_harmless_packages_and_warnings() -> None:
     layer = contents(
         entry("etc/ld.so.cache", loader(("libcudart.so.12", "/usr/lib/libcudart.so.12"), STDCXX)),
-        entry("etc/generated", b"2"),
+        entry("etc/shells", b"2"),
+        entry(
+            "etc/passwd",
+            b"root:x:0:0:::/bin/bash\nmail:x:8:8:::/usr/sbin/nologin\nredis:x:101:101:::/bin/false\n",
+        ),
+        entry("etc/group", b"root:x:0:\nsudo:x:27:\nredis:x:101:\n"),
+        entry("usr/lib/python3.11/tkinter/__init__.py", b"1"),
+        entry("usr/lib/python3/dist-packages/numpy/__init__.py", b"1"),
         entry("opt/", kind=b"5"),
         entry("usr/lib/libcudart.so.12", b"1"),
         entry("usr/lib/python3/dist-packages/x.pth", b"1"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from torchkiln.model.plan import WHITEOUT
 from torchkiln.model.recipe import PREFIX
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
+from torchkiln.projects.effect import module_of
 
 _CACHE = "etc/ld.so.cache"
 _CACHE_LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
@@ -40,6 +42,38 @@ _FORBIDDEN = re.compile(
 # The driver's libraries are those of the host: an engine mounts them into the container.
 _DRIVER = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\..*)?")
 _KEYS = re.compile(r"etc/ssl/private/.+")
+_RIGHTS = re.compile(r"(root|home)/.+|etc/(sudoers\.d|ssh)/.+")
+# The files of lower layers that packages may change: dpkg and its helpers keep their state in them.
+_STATE = re.compile(
+    r"var/lib/dpkg/(status|available|diversions|statoverride|lock.*|triggers/[^/]+|alternatives/[^/]+)"
+    r"|var/(cache|log|lib/(apt|systemd|ucf|python|misc))/.+|var/lib/shells\.state|usr/share/(info/dir|mime/[^/]+)"
+    r"|etc/((passwd|group|shadow|gshadow|subuid|subgid)-?|\.pwd\.lock|shells|ld\.so\.cache|gitconfig|mailcap)"
+    r"|etc/alternatives/(n?awk|editor|ex|pager|pico|rmt|r?view|vi|which|(un)?lz\w+|[^/]+\.gz)"
+)
+# Of these, files in which each line of the lower layers stays, and the lines that may be new.
+_LINES = {
+    "etc/passwd": r"[^:]+:x:[1-9]\d*:.*",
+    "etc/shadow": r"[^:]+:[!*]+:.*",
+    "etc/group": r"[^:]+:x:[1-9]\d*:.*",
+    "etc/gshadow": r"[^:]+:[!*]*:.*",
+    "etc/gitconfig": r'\[filter "lfs"\]|\s*(clean = git-lfs clean -- %f|smudge = git-lfs smudge -- %f'
+    r"|process = git-lfs filter-process|required = true)|",
+}
+_MEMBERS = ("etc/group", "etc/gshadow")  # their last field, which may change
+_PYTHON = re.compile(r"usr/lib/python3[^/]*/.+")
+_STANDARD = re.compile(r"usr/lib/(?:python3\.\d+/(?:lib-dynload/)?([^/]+)(/.+)?|python3\d+\.zip)")
+# Debian has some of these in packages of their own, or had them with Python 3.11.
+_MODULES = {
+    *sys.stdlib_module_names,
+    "__pycache__",
+    "test",
+    "distutils",
+    "lib2to3",
+    "asynchat",
+    "asyncore",
+    "imp",
+    "smtpd",
+}
 _DIST_PACKAGES = r"usr/(?:local/)?lib/python3[^/]*/(?:dist-packages/)?"
 _AT_START = re.compile(_DIST_PACKAGES + r"(site|user)customize(\.py|\.[^/]*\.so|/.*)?")
 _PTH = re.compile(_DIST_PACKAGES + r"([^/]+\.pth)")
@@ -113,6 +147,8 @@ def path_fault(path: str) -> str:
         return "runs at each start of Python"
     if _KEYS.fullmatch(path):
         return "is a private key, which each machine must generate"
+    if _RIGHTS.fullmatch(path):
+        return "gives rights, or belongs to a user"
     if is_of_driver(path.rpartition("/")[2]):
         return "is a library of the driver, which the host provides"
     return ""
@@ -159,6 +195,7 @@ class Contents:
     kinds: Mapping[str, str]
     owners: Mapping[str, str]
     libraries: LoaderCache = field(default_factory=dict)  # empty: the layers have no ld.so.cache
+    lines: Mapping[str, list[str]] = field(default_factory=dict)  # of the files in `_LINES`
 
 
 def contents_of(streams: Iterable[BinaryIO]) -> Contents:
@@ -170,6 +207,7 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
     lists: dict[str, str] = {}
     roots: dict[str, str] = {}
     libraries: LoaderCache = {}
+    lines: dict[str, list[str]] = {}
     for stream in streams:
         tar = TarReader(pieces_of(stream))
         for entry in tar:
@@ -182,7 +220,9 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
                 lists[found[1]] = b"".join(tar.content()).decode(errors="backslashreplace")
             elif entry.path == _CACHE and entry.size <= _CACHE_LIMIT:
                 libraries = parse_cache(b"".join(tar.content()))
-    return Contents(kinds=kinds, owners=owners_of(lists, roots), libraries=libraries)
+            elif entry.path in _LINES and entry.size <= LIST_LIMIT:
+                lines[entry.path] = b"".join(tar.content()).decode(errors="backslashreplace").splitlines()
+    return Contents(kinds=kinds, owners=owners_of(lists, roots), libraries=libraries, lines=lines)
 
 
 def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str, ...]:
@@ -220,6 +260,7 @@ def refused(faults: list[str], what: str) -> BuildFailed:
 
 def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
     folders = {folder for path in layer.kinds for folder in parents(path)}
+    hidden = dict(_hidden_modules(lower, layer))
     for path, kind in layer.kinds.items():
         if fault := _misplaced(path, kind, lower, layer):
             yield fault
@@ -228,10 +269,45 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
                 yield f"{_named(path, layer)} is in a folder of the image"
         elif kind == "folder":  # a folder is in the layer because of its files
             continue
-        elif path in lower.kinds and path in lower.owners:
-            yield f"{path} of {lower.owners[path]} was changed"
-        elif fault := path_fault(path):
+        elif path in lower.kinds and (
+            path in lower.owners or kind != lower.kinds[path] or not _STATE.fullmatch(path)
+        ):
+            yield f"{_named(path, lower)} was changed"
+        elif path in _LINES:
+            yield from _changed_lines(path, lower.lines.get(path, []), layer.lines.get(path, []))
+        elif fault := path_fault(path) or hidden.get(path, ""):
             yield f"{_named(path, layer)} {fault}"
+
+
+def _changed_lines(path: str, *texts: list[str]) -> Iterator[str]:
+    """Faults of a file of accounts or settings, to which packages may only add some lines."""
+    if path in _MEMBERS:
+        texts = tuple([line[: line.rfind(":") + 1] for line in lines] for lines in texts)
+    old, new = texts
+    changed = [line for line in old if line not in new]
+    changed += [line for line in new if line not in old and not re.fullmatch(_LINES[path], line)]
+    yield from (f"{path}: {line[:80]!r} was changed, or may not be added" for line in changed)
+
+
+def _hidden_modules(lower: Contents, layer: Contents) -> Iterator[tuple[str, str]]:
+    """Paths that Python would import in place of modules of the image, and why they are refused."""
+    modules = {path for path in lower.kinds if _PYTHON.fullmatch(path)}
+    there = modules.union(*map(parents, modules))
+    stems = set(map(_stem, modules))
+    for path in layer.kinds.keys() - modules:
+        new = next((one for one in (*parents(path), path) if one not in there), "")
+        if _PYTHON.fullmatch(path) and _stem(new) in stems:
+            yield path, "would be imported in place of a module of the image"
+        elif found := _STANDARD.fullmatch(path):
+            module = module_of(found[1] or "", "folder" if found[2] else layer.kinds[path])
+            if not found[1] or (module.isidentifier() and module not in _MODULES):
+                yield path, "would be imported before modules of the image"
+
+
+def _stem(path: str) -> str:
+    """*path* up to the first dot of its name."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
 
 
 def _misplaced(path: str, kind: str, lower: Contents, layer: Contents) -> str:
