@@ -24,8 +24,7 @@ needs_cuobjdump = pytest.mark.skipif(
 )
 #: For proofs that take long, need much disk space, or read many projects of an index. `.ci/run` skips them.
 nightly = pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "yes",
-    reason="takes long or needs 16 GB: set NIGHTLY=yes",
+    os.environ.get("NIGHTLY") != "yes", reason="takes long or needs 16 GB: set NIGHTLY=yes"
 )
 without_gpus = pytest.mark.skipif(
     Path("/dev/nvidiactl").exists(), reason="this host has GPUs; the test needs a host without"

@@ -190,10 +190,7 @@ ELSEWHERE: dict[str, bytes] = {
 MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "another torch by PYTHONPATH": (sets_path, "config: PYTHONPATH is '/app/vendor:/app', not /app"),
     "LD_PRELOAD": (with_env("LD_PRELOAD=/app/x.so"), "config: Env has LD_PRELOAD: set it when"),
-    "another LD_LIBRARY_PATH": (
-        with_env("LD_LIBRARY_PATH=/app"),
-        "config: Env has LD_LIBRARY_PATH twice",
-    ),
+    "another LD_LIBRARY_PATH": (with_env("LD_LIBRARY_PATH=/app"), "config: Env has LD_LIBRARY_PATH twice"),
     "PYTHONHOME": (with_env("PYTHONHOME=/app"), "config: Env has PYTHONHOME: set it when"),
     "a library that CUDA loads": (
         with_env("CUDA_INJECTION64_PATH=/app/x.so"),

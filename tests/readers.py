@@ -205,10 +205,7 @@ READERS = (
     ),
     Reader(name="Python's gzip", package="", version=(sys.executable, "--version"), read=_python_gzip),
     Reader(
-        name="skopeo to a folder",
-        package="skopeo",
-        version=("skopeo", "--version"),
-        read=_skopeo_to_folder,
+        name="skopeo to a folder", package="skopeo", version=("skopeo", "--version"), read=_skopeo_to_folder
     ),
     Reader(
         name="skopeo to a docker-archive",

@@ -71,11 +71,7 @@ def demand_output(
             assert argv[:2] == ["docker", "run"]
             words = [image if word == IMAGE else word for word in argv[2:]]
             done = subprocess.run(
-                [*argv[:2], *options, *words],
-                cwd=folder,
-                env=dict(environ),
-                capture_output=True,
-                check=False,
+                [*argv[:2], *options, *words], cwd=folder, env=dict(environ), capture_output=True, check=False
             )
             output = (done.stdout + done.stderr).decode(errors="replace")
             assert [line for line in lines if not _printed(line, output)] == [], output

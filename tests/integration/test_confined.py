@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.hostile_python import hostile, refused
@@ -28,10 +29,12 @@ from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.progress import Silent
 from torchkiln.runtimes import sandbox, seccomp
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 from torchkiln.wheel import bytecode
 from torchkiln.wheel.bytecode import Compiler
 
 pytestmark = [needs_gcc, needs_namespaces]
+PROGRAMS = yaml.safe_load((ROOT / "tests/sandbox_attacks.yaml").read_bytes())["programs"]
 
 
 @pytest.fixture
@@ -158,43 +161,10 @@ def test_memory_is_bounded(tmp_path: Path, obtain: str, hide: str, least: int) -
     assert least < int(found[1]) < 400
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        pytest.param("for (;;) pause();", "timed out", id="sleeps"),
-        pytest.param("read_all(); for (;;) pause();", "timed out", id="sleeps at the end"),
-        pytest.param("for (;;);", "timed out", id="spins"),
-        pytest.param("read_all(); close(2); for (;;) pause();", "timed out", id="closes its errors"),
-        pytest.param(
-            "for (char one; ;) { struct timespec t = {0, 200000000}; nanosleep(&t, 0);"
-            " clock_nanosleep(CLOCK_MONOTONIC, 0, &t, 0); read(0, &one, 1); }",
-            "timed out",
-            id="trickles",
-        ),
-        pytest.param(
-            'for (;;) fprintf(stderr, "%s\\n", "words words words words");',
-            "wrote too many errors",
-            id="endless errors",
-        ),
-        pytest.param(
-            "read_all(); static char much[1 << 20];"
-            " for (int mib = 0; mib < 1024 && write(1, much, sizeof much) > 0; mib++); _exit(9);",
-            "wrote more than 256 MiB",
-            id="endless output",
-        ),
-        pytest.param(
-            'read_all(); lseek(1, 1L << 40, SEEK_SET); report("far", write(1, "x", 1));',
-            f"far=-1/{errno.EFBIG}",
-            id="a hole in its output",
-        ),
-        pytest.param("_exit(0);", "", id="ends at once"),
-        pytest.param("raise(SIGSEGV);", "exit", id="dies"),
-    ],
-)
-def test_running_time_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
-) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_running_time_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each test has an input that is larger than a pipe's buffer, and a small one."""
+    body, message = PROGRAMS[name]["body"], PROGRAMS[name]["message"]
     if message == "timed out":
         monkeypatch.setattr(bytecode, "_TIMEOUT", 0.5)
         monkeypatch.setattr(bytecode, "_RATE", 1 << 30)

@@ -6,25 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile_python import (
-    PYC,
-    SOURCES,
-    VERSION,
-    WHEEL,
-    answer,
-    answering,
-    compiled,
-    refused,
-)
+from tests.hostile_python import PYC, SOURCES, VERSION, WHEEL, answer, answering, compiled, refused
 from tests.needs import needs_gcc, needs_namespaces
 from torchkiln.engine.worker import Bytecode
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 
-pytestmark = [
-    needs_gcc,
-    needs_namespaces,
-]
+pytestmark = [needs_gcc, needs_namespaces]
 
 WRONG_ANSWERS = {
     "another path": (answer([("/a/one.py", PYC), ("/etc/evil.py", PYC)]), "'/etc/evil.py'"),

@@ -57,12 +57,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 def release(publisher: Publisher, to: str) -> subprocess.CompletedProcess[str]:
     """Run `make release` with the reports in reports/, which the laboratory's key signed."""
-    variables = [
-        f"TO={to}",
-        "KEY=publisher.pem",
-        "REPORTS=reports",
-        "TRUST=lab.pub.pem",
-    ]
+    variables = [f"TO={to}", "KEY=publisher.pem", "REPORTS=reports", "TRUST=lab.pub.pem"]
     return subprocess.run(
         ["make", "--silent", "--old-file=.venv/.ready", "release", *variables],
         cwd=publisher.folder,

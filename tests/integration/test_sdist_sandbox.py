@@ -11,8 +11,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 
 import pytest
+import yaml
 
 from tests.needs import needs_namespaces
 from tests.planned import locked
@@ -31,8 +33,10 @@ from torchkiln.runtimes import memory_group
 from torchkiln.runtimes.command import Program
 from torchkiln.runtimes.seccomp import BUILDING
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = needs_namespaces
+ATTACKS = yaml.safe_load((ROOT / "tests/sandbox_attacks.yaml").read_bytes())
 NO_ZIP = """
 def build_wheel(folder, *_):
     with open(folder + "/tool-1.0-py3-none-any.whl", "w") as file:
@@ -140,36 +144,9 @@ raise SystemExit(3)
     assert "outside: 0" not in scene.refused(files_of(code=code)).message
 
 
-ATTEMPTS = {
-    "network": "import socket; s = socket.socket(); s.settimeout(2); s.connect(('127.0.0.1', {port}))",
-    "write to the root": "open('/marker', 'w')",
-    "write to the image": "open('/usr/marker', 'w')",
-    "write to the sdist": "open('/in/wheels/x', 'w')",
-    "the host's files": "open('{host}/canary')",
-    "become root": "os.setuid(0)",
-    "a namespace of users": "assert C.unshare(0x10000000) == 0",
-    "a clone with a namespace": "assert C.syscall(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0",
-    "mount": "assert C.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
-    "kill a process of the host": "os.kill({pid}, 0)",
-    "a socket of another family": "assert any(C.socket(f, t, 0) >= 0 for f in {families} for t in (1, 2, 3))",
-    "a call that is not allowed": "assert [n for n in {calls} if C.syscall(n, 0, 0, 0) >= 0 or E() != 38]",
-    "a filter": "C.prctl(22, 2, 0, 0, 0); assert E() == 14",
-    "shared memory without a file": "mmap.mmap(-1, 4096)",
-    "shared memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)",
-    "huge pages": "assert C.mmap(0, 1 << 21, 3, 0x40022, -1, 0) != -1 or E() != 1",
-    "a lock": "fcntl.lockf(open('lock', 'w'), fcntl.LOCK_EX)",
-    "a larger pipe": "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)",
-    "a larger buffer of a socket": "socket.socketpair()[0].setsockopt(1, 7, 1 << 20)",
-    "a terminal": "os.openpty()",
-}
-
-
 def test_a_hostile_backend_reaches_nothing(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "canary").write_text("secret")
-    lead = (
-        "import ctypes, fcntl, mmap, os, socket\nC, E = ctypes.CDLL(None, use_errno=True), ctypes.get_errno"
-    )
-    code = f"\n{lead}\ndone, failed = [], []\n"
+    code = f"\n{ATTACKS['lead']}"
     # The kernel kills a caller of uretprobe and uprobe (335, 336) before it runs any filter.
     calls = sorted({*range(600)} - {*BUILDING.values(), 335, 336})
     families = [number for number in range(64) if number != socket.AF_UNIX]
@@ -177,13 +154,13 @@ def test_a_hostile_backend_reaches_nothing(scene: Scene, tmp_path: Path) -> None
         there.bind(("127.0.0.1", 0))
         there.listen()
         port = there.getsockname()[1]
-        for name, attempt in ATTEMPTS.items():
+        for name, attempt in ATTACKS["attempts"].items():
             line = attempt.format(port=port, host=tmp_path, pid=os.getpid(), calls=calls, families=families)
             code += f"try:\n    {line}\n    done.append({name!r})\n"
             code += "except (AssertionError, OSError):\n    failed.append(0)\n"
         code += "print(done, len(failed))\nraise SystemExit(4)\n"
         message = scene.refused(files_of(code=code)).message
-    assert message.endswith(f"\n[] {len(ATTEMPTS)}")
+    assert message.endswith(f"\n[] {len(ATTACKS['attempts'])}")
     assert not (tmp_path / "root/marker").exists()
 
 
@@ -206,34 +183,15 @@ def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits,
     assert f"its build was stopped: it used more than {what}" in message
 
 
-# Each holds more than 300 MiB if nothing refuses it, but little of that is resident memory of a process.
-HOLDS = {
-    "sockets": """
-for _ in range(4):
-    if os.fork() == 0: break
-kept = [end for _ in range(400) for end in socket.socketpair()]
-for end in kept:
-    end.setblocking(False)
-    try:
-        while end.send(bytes(65536)): pass
-    except OSError: pass
-""",
-    "empty files": "\nfor name in range(300_000): open(str(name), 'w').close()\n",
-    "files in memory": "\nfor at in '/tmp/a', '/dev/shm/a': open(at, 'wb').write(bytes(90 << 20))\n",
-}
-
-
 @pytest.mark.parametrize("grouped", [True, False], ids=["control group", "no control group"])
-@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.parametrize("name", ATTACKS["holds"])
 def test_memory_that_is_not_resident_counts(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str, grouped: bool
 ) -> None:
     if not grouped:
         monkeypatch.setattr(memory_group, "_places", lambda _: ())
-    body = f"import os, socket, time{HOLDS[name]}time.sleep(2)\nraise SystemExit('held')".replace(
-        "\n", "\n    "
-    )
-    code = f"\ndef build_wheel(*_):\n    {body}\n"
+    body = f"{ATTACKS['lead']}{ATTACKS['holds'][name]}time.sleep(2)\nraise SystemExit('held')"
+    code = f"\ndef build_wheel(*_):\n{indent(body, '    ')}\n"
     message = scene.refused(files_of(code=code), Limits(memory=200 << 20, space=100 << 20)).message
     assert "held" not in message
     assert "No space left on device" in message or "used more than 200 MiB of memory" in message
@@ -251,20 +209,19 @@ def test_the_kernel_counts_memory_in_a_control_group(scene: Scene, monkeypatch: 
     assert not group.events.parent.exists()
 
 
-@pytest.mark.parametrize(
-    ("own", "root", "system", "limit", "above"),
-    [
-        ("0::/user/x", "/", "cgroup2 none rw", "memory.max", "user"),
-        ("0::/", "/", "cgroup2 none rw", "memory.max", "."),
-        ("4:cpu,memory:/y/x", "/y", "cgroup none rw,memory", "memory.limit_in_bytes", "x"),
-    ],
-)
-def test_the_place_of_a_control_group(
-    tmp_path: Path, own: str, root: str, system: str, limit: str, above: str
-) -> None:
+PLACES = {  # line of /proc/self/cgroup, root and type of the mount -> the folder above the group, its limit
+    ("0::/user/x", "/", "cgroup2 none rw"): ("user", "memory.max"),
+    ("0::/", "/", "cgroup2 none rw"): (".", "memory.max"),
+    ("4:cpu,memory:/y/x", "/y", "cgroup none rw,memory"): ("x", "memory.limit_in_bytes"),
+}
+
+
+@pytest.mark.parametrize("own", PLACES)
+def test_the_place_of_a_control_group(tmp_path: Path, own: tuple[str, str, str]) -> None:
     """A folder stands for the kernel's file system."""
-    (tmp_path / "cgroup").write_text(f"1:cpu:/c\n{own}\n")
-    (tmp_path / "mountinfo").write_text(f"1 0 0:1 {root} {tmp_path} rw - {system}\n")
+    above, limit = PLACES[own]
+    (tmp_path / "cgroup").write_text(f"1:cpu:/c\n{own[0]}\n")
+    (tmp_path / "mountinfo").write_text(f"1 0 0:1 {own[1]} {tmp_path} rw - {own[2]}\n")
     (tmp_path / above).mkdir(exist_ok=True)
     with memory_group.memory_group(5, tmp_path) as group:
         assert group.events is not None

@@ -124,14 +124,8 @@ def test_packages_that_are_accepted(entry: TarEntry, entry_points: str) -> None:
         (file("opt/venv/bin/env"), "would be started in place of /usr/bin/env"),
         (file("usr/local/bin/env", kind="link"), "would be started in place of /usr/bin/env"),
         (file("opt/venv/bin/nvidia-smi"), "would be started in place of /usr/bin/nvidia-smi"),
-        (
-            file("opt/venv/bin/python"),
-            "replaces a file of the parent image that belongs to no package",
-        ),
-        (
-            file("opt/venv/pyvenv.cfg"),
-            "replaces a file of the parent image that belongs to no package",
-        ),
+        (file("opt/venv/bin/python"), "replaces a file of the parent image that belongs to no package"),
+        (file("opt/venv/pyvenv.cfg"), "replaces a file of the parent image that belongs to no package"),
         (file("usr/bin/su2", mode=0o4755), "a privileged program: it has the mode 4755, or capabilities"),
     ],
 )

@@ -43,28 +43,7 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.store.store import Store
-from torchkiln.util.schema import sentences
-
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["below", "test"],
-    "properties": {
-        "test": _STRINGS,
-        "below": {
-            "type": "object",
-            "required": ["tag", "digest", "passed", "gpus", "reports"],
-            "properties": {
-                "tag": {"type": "string"},
-                "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-                "passed": _STRINGS,
-                "gpus": _STRINGS,
-                "reports": {"type": "array"},
-            },
-        },
-        "in_image": {"type": "object", "required": ["passed"], "properties": {"passed": _STRINGS}},
-    },
-}
+from torchkiln.util.schema import sentences, shipped
 
 
 def verify_project(
@@ -121,7 +100,7 @@ def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], str | None
         raise VerificationFailed("no trusted decision of the gate found")
     statement = next(each for each, decision in reversed(found.items()) if decision is last)
     content = statement.content.get("project")
-    if wrong := sentences(content, _SCHEMA, "clearance: project"):
+    if wrong := sentences(content, shipped("project-decision"), "clearance: project"):
         raise VerificationFailed("\n".join(wrong))
     return content, last.override
 

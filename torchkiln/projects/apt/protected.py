@@ -50,29 +50,18 @@ _STATE = re.compile(
     r"|etc/((passwd|group|shadow|gshadow|subuid|subgid)-?|\.pwd\.lock|shells|ld\.so\.cache|gitconfig|mailcap)"
     r"|etc/alternatives/(n?awk|editor|ex|pager|pico|rmt|r?view|vi|which|(un)?lz\w+|[^/]+\.gz)"
 )
-# Of these, files in which each line of the lower layers stays, and the lines that may be new.
-_LINES = {
-    "etc/passwd": r"[^:]+:x:[1-9]\d*:.*",
-    "etc/shadow": r"[^:]+:[!*]+:.*",
-    "etc/group": r"[^:]+:x:[1-9]\d*:.*",
-    "etc/gshadow": r"[^:]+:[!*]*:.*",
-    "etc/gitconfig": r'\[filter "lfs"\]|\s*(clean = git-lfs clean -- %f|smudge = git-lfs smudge -- %f'
-    r"|process = git-lfs filter-process|required = true)|",
-}
-_MEMBERS = ("etc/group", "etc/gshadow")  # their last field, which may change
+# Of these, files to which only some lines may be added: accounts without a password or the id of root, and
+# settings of git-lfs.
+_LINED = re.compile(r"etc/(passwd|shadow|group|gshadow|gitconfig)")
+_LINE = re.compile(
+    r'[^:]+:[x!*]+:(?!0+:).*|\[filter "lfs"\]|\s*(clean = git-lfs clean -- %f|smudge = git-lfs smudge -- %f'
+    r"|process = git-lfs filter-process|required = true)|"
+)
 _PYTHON = re.compile(r"usr/lib/python3[^/]*/.+")
 _STANDARD = re.compile(r"usr/lib/(?:python3\.\d+/(?:lib-dynload/)?([^/]+)(/.+)?|python3\d+\.zip)")
 # Debian has some of these in packages of their own, or had them with Python 3.11.
-_MODULES = {
-    *sys.stdlib_module_names,
-    "__pycache__",
-    "test",
-    "distutils",
-    "lib2to3",
-    "asynchat",
-    "asyncore",
-    "imp",
-    "smtpd",
+_MODULES = sys.stdlib_module_names | {
+    *("__pycache__", "test", "distutils", "lib2to3", "asynchat", "asyncore", "imp", "smtpd")
 }
 _DIST_PACKAGES = r"usr/(?:local/)?lib/python3[^/]*/(?:dist-packages/)?"
 _AT_START = re.compile(_DIST_PACKAGES + r"(site|user)customize(\.py|\.[^/]*\.so|/.*)?")
@@ -136,38 +125,17 @@ def _text(data: bytes, offset: int) -> str:
     return data[offset:end].decode(errors="backslashreplace")
 
 
-def is_of_image(path: str) -> bool:
-    """Whether *path* is, or is in, a folder that torchkiln manages, or is /etc/ld.so.preload."""
-    return _FORBIDDEN.fullmatch(path) is not None
-
-
 def path_fault(path: str) -> str:
-    """Why no package may have a file at *path*, which `is_of_image` does not cover; empty if packages may."""
+    """Why no package may have a file at *path*, outside of the image's folders; empty if packages may."""
     if _AT_START.fullmatch(path):
         return "runs at each start of Python"
     if _KEYS.fullmatch(path):
         return "is a private key, which each machine must generate"
     if _RIGHTS.fullmatch(path):
         return "gives rights, or belongs to a user"
-    if is_of_driver(path.rpartition("/")[2]):
+    if _DRIVER.fullmatch(path.rpartition("/")[2]):
         return "is a library of the driver, which the host provides"
     return ""
-
-
-def is_of_driver(library: str) -> bool:
-    """Whether *library* is the name of a library of NVIDIA's driver."""
-    return _DRIVER.fullmatch(library) is not None
-
-
-def is_of_wheels(library: str) -> bool:
-    """Whether *library* is the name of a library in the wheels of torch or NVIDIA."""
-    return _OF_WHEELS.fullmatch(library) is not None
-
-
-def pth_file(path: str) -> str:
-    """The name of the .pth file *path*, which Python runs at each start; empty: it is another file."""
-    found = _PTH.fullmatch(path)
-    return found[1] if found else ""
 
 
 def owners_of(lists: Mapping[str, str], roots: Mapping[str, str]) -> dict[str, str]:
@@ -195,7 +163,7 @@ class Contents:
     kinds: Mapping[str, str]
     owners: Mapping[str, str]
     libraries: LoaderCache = field(default_factory=dict)  # empty: the layers have no ld.so.cache
-    lines: Mapping[str, list[str]] = field(default_factory=dict)  # of the files in `_LINES`
+    lines: Mapping[str, list[str]] = field(default_factory=dict)  # of accounts and settings
 
 
 def contents_of(streams: Iterable[BinaryIO]) -> Contents:
@@ -220,7 +188,7 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
                 lists[found[1]] = b"".join(tar.content()).decode(errors="backslashreplace")
             elif entry.path == _CACHE and entry.size <= _CACHE_LIMIT:
                 libraries = parse_cache(b"".join(tar.content()))
-            elif entry.path in _LINES and entry.size <= LIST_LIMIT:
+            elif _LINED.fullmatch(entry.path) and entry.size <= LIST_LIMIT:
                 lines[entry.path] = b"".join(tar.content()).decode(errors="backslashreplace").splitlines()
     return Contents(kinds=kinds, owners=owners_of(lists, roots), libraries=libraries, lines=lines)
 
@@ -264,7 +232,7 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
     for path, kind in layer.kinds.items():
         if fault := _misplaced(path, kind, lower, layer):
             yield fault
-        elif is_of_image(path):
+        elif _FORBIDDEN.fullmatch(path):
             if path not in folders:  # the files in a folder are reported, not the folder
                 yield f"{_named(path, layer)} is in a folder of the image"
         elif kind == "folder":  # a folder is in the layer because of its files
@@ -273,19 +241,18 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
             path in lower.owners or kind != lower.kinds[path] or not _STATE.fullmatch(path)
         ):
             yield f"{_named(path, lower)} was changed"
-        elif path in _LINES:
+        elif _LINED.fullmatch(path):
             yield from _changed_lines(path, lower.lines.get(path, []), layer.lines.get(path, []))
         elif fault := path_fault(path) or hidden.get(path, ""):
             yield f"{_named(path, layer)} {fault}"
 
 
-def _changed_lines(path: str, *texts: list[str]) -> Iterator[str]:
+def _changed_lines(path: str, old: list[str], new: list[str]) -> Iterator[str]:
     """Faults of a file of accounts or settings, to which packages may only add some lines."""
-    if path in _MEMBERS:
-        texts = tuple([line[: line.rfind(":") + 1] for line in lines] for lines in texts)
-    old, new = texts
+    if path in ("etc/group", "etc/gshadow"):  # accounts may become members
+        old, new = ([line[: line.rfind(":")] + ":" for line in lines] for lines in (old, new))
     changed = [line for line in old if line not in new]
-    changed += [line for line in new if line not in old and not re.fullmatch(_LINES[path], line)]
+    changed += [line for line in new if line not in old and not _LINE.fullmatch(line)]
     yield from (f"{path}: {line[:80]!r} was changed, or may not be added" for line in changed)
 
 
@@ -324,12 +291,12 @@ def _misplaced(path: str, kind: str, lower: Contents, layer: Contents) -> str:
 
 def _notes(lower: Contents, layer: Contents) -> Iterator[str]:
     for name in sorted(layer.libraries.keys() - lower.libraries.keys()):
-        if is_of_wheels(name):
+        if _OF_WHEELS.fullmatch(name):
             path = layer.libraries[name][0].lstrip("/")
             yield f"{path} has the name of a library in the wheels of torch or NVIDIA"
     for path in sorted(layer.kinds):
-        if (name := pth_file(path)) and path not in lower.kinds:
-            yield f"Python runs at each start: {name}"
+        if (found := _PTH.fullmatch(path)) and path not in lower.kinds:
+            yield f"Python runs at each start: {found[1]}"
 
 
 def _named(path: str, layer: Contents) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torchkiln.compare.images import contents_of
 from torchkiln.errors import VerificationFailed, printable
@@ -20,63 +19,10 @@ from torchkiln.projects.pyproject import FILE as PYPROJECT
 from torchkiln.projects.settings import FILE as SETTINGS
 from torchkiln.projects.settings import ProjectSettings, settings_from
 from torchkiln.util import codec
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 
 _FILES = frozenset({PROJECT_JSON, *(f"{APP}/{name}" for name in (SETTINGS, PYPROJECT))})
-_LINE = {"type": "string", "maxLength": 2000}
-_NAME = {"type": "string", "maxLength": 200, "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"}
-_SHA256 = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["schema", "name", "parent", "requirements", "wheels", "removed", "at_start"],
-    "properties": {
-        "schema": {"const": 1},
-        "name": _NAME,
-        "parent": {
-            "type": "object",
-            "required": ["tag", "manifest", "lock"],
-            "properties": {"tag": _LINE, "manifest": _SHA256, "lock": _SHA256},
-        },
-        "requirements": {"type": "array", "maxItems": 5000, "items": _LINE},
-        "removed": {"type": "array", "maxItems": 5000, "items": _NAME},
-        "at_start": {"type": "array", "maxItems": 20_000, "items": _LINE},
-        "apt": {
-            "type": "object",
-            "required": ["packages"],
-            "properties": {
-                "packages": {
-                    "type": "array",
-                    "maxItems": 2000,
-                    "items": {
-                        "type": "object",
-                        "required": ["name", "version", "architecture", "sha256"],
-                        "properties": {
-                            "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9+.-]{0,200}$"},
-                            "version": {"type": "string", "pattern": "^[0-9A-Za-z.+:~-]{1,200}$"},
-                            "architecture": {"type": "string", "pattern": "^[a-z0-9-]{1,40}$"},
-                            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-                        },
-                    },
-                },
-            },
-        },
-        "wheels": {
-            "type": "array",
-            "maxItems": 5000,
-            "items": {
-                "type": "object",
-                "required": ["name", "version", "sha256"],
-                "properties": {
-                    "name": _NAME,
-                    "version": {"type": "string", "pattern": "^[0-9A-Za-z][0-9A-Za-z.+!]{0,99}$"},
-                    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-                    "from": _LINE,
-                },
-            },
-        },
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +83,7 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         document = json_of(text.encode())
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=hint) from None
-    if faults := sentences(document, _SCHEMA, where):
+    if faults := sentences(document, shipped("project-account"), where):
         raise VerificationFailed("\n".join(faults), hint=hint)
     _demand_label(image, document["parent"])
 
