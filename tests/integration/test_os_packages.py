@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ TOOL = Deb(
     name="tool",
     version="1:2.0",
     files={"usr/bin/tool": "#!/bin/sh\necho it works\n"},
-    scripts={"postinst": "cat /proc/net/dev >/etc/tool-net"},
+    scripts={"postinst": "cat /proc/net/dev >/etc/tool-net; sleep 86423 >/dev/null 2>&1 </dev/null &"},
     fields={"Depends": "libxfake1 (>= 1.0)", "Recommends": "extra"},
 )
 FAKE = Deb(
@@ -171,7 +172,8 @@ def test_packages_are_added_to_the_tools_of_a_devel_image(scene: Scene, locked: 
         assert "usr/bin/tool" not in tar.getnames()
 
 
-def test_scripts_of_packages_have_no_network(scene: Scene, locked: LockedApt) -> None:
+def test_scripts_of_packages_have_no_network_and_leave_no_process(scene: Scene, locked: LockedApt) -> None:
+    assert subprocess.run(["pgrep", "--full", "^sleep 86423$"]).returncode == 1
     lines = text(scene.store, locked, "etc/tool-net").splitlines()[2:]
     assert [line.split(":")[0].strip() for line in lines] == ["lo"]
 

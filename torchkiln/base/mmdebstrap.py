@@ -163,9 +163,11 @@ def command(
         hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
         if onto.queries:
             restore, hooks = (), onto.queries
-    # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed.
+    # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed; and
+    # what scripts of packages leave running would not end with it.
     offline = ("--net",) if onto and onto.debs else ()
-    isolated = [] if unprivileged else ["unshare", "--mount", *offline, "--propagation=private", "--"]
+    isolated = ["unshare", "--mount", *offline, "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc"]
+    isolated = [] if unprivileged else [*isolated, "--uts", "--propagation=private", "--"]
     return [
         *isolated,
         "mmdebstrap",
@@ -220,11 +222,8 @@ def scratch(
         folder.chmod(0o755)  # for apt and the root of the namespace, which are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
         env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(folder)}
-        env |= {
-            "SOURCE_DATE_EPOCH": str(recipe.epoch),
-            "LC_ALL": "C.UTF-8",
-            "DEBIAN_FRONTEND": "noninteractive",
-        }
+        env |= {"SOURCE_DATE_EPOCH": str(recipe.epoch), "LC_ALL": "C.UTF-8"}
+        env["DEBIAN_FRONTEND"] = "noninteractive"
         lists, debs = folder / "lists", folder / "archives"
         lists.mkdir()
         debs.mkdir()
