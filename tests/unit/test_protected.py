@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.needs import needs_ldconfig
+from tests.needs import needs_gcc, needs_ldconfig
 from tests.roots import entry, tar_of
+from tests.shared_libraries import Lib, compiled
 from torchkiln.errors import BuildFailed
 from torchkiln.projects.apt.protected import Contents, contents_of, demand_apart, demand_harmless, parse_cache
 
@@ -107,6 +108,17 @@ def test_accounts_and_settings_are_only_added(path: str, text: str, line: str) -
     lower = {path: "\n".join(lines) + "\n" for path, lines in contents(*LOWER).lines.items()}
     changed = entry(path, text.format(lower.get(path, "")).encode())
     assert f"{path}: {line!r} was changed, or may not be added" in faults(changed)
+
+
+@needs_gcc
+@pytest.mark.parametrize("path", ["libstdc++.so.6.0.99", "libzzz.so.1", "../../../opt/x/lib.so"])
+def test_no_library_has_the_soname_of_one_of_the_base(path: str) -> None:
+    """An engine runs ldconfig, which goes by SONAME, when it mounts the driver."""
+    place, link = posixpath.normpath(f"usr/lib/x86_64-linux-gnu/{path}"), "usr/lib/x86_64-linux-gnu/libz9.so"
+    library = entry(place, compiled(Lib(name="libstdc++.so.6")))
+    found = faults(library, *([entry(link, kind=b"2", to=f"/{place}")] if "opt" in path else []))
+    named = link if "opt" in path else place
+    assert found == [f"{named} has the SONAME of a library of the image: libstdc++.so.6"]
 
 
 HIDING = {

@@ -170,16 +170,11 @@ def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
     found: dict[str, tuple[int, ...]] = {}
     for path in (*(os.path.join(folder, name) for name in names), *map(str, beside)):
         try:
-            status = os.lstat(path)
+            own = os.lstat(path)
         except OSError:
             continue
-        found[path] = (
-            status.st_mode,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,  # changes even if the modification time is set back
-            status.st_ino,
-        )
+        # The time of change of the inode changes even if the modification time is set back.
+        found[path] = (own.st_mode, own.st_size, own.st_mtime_ns, own.st_ctime_ns, own.st_ino)
     return found
 
 

@@ -64,7 +64,6 @@ class OwnDownloads(Downloads):
 def keep_own_wheels(lock: ProjectLock, folder: Path, pages: Pages) -> None:
     """Put the wheels of *lock* that are not from an index into the cache: their files may vanish later.
 
-
     :raises BuildFailed: a file differs from the lock.
     """
     downloads = OwnDownloads(pages, folder, lock.origins)
@@ -101,8 +100,6 @@ def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
             f"{asked.where}: {redact(asked.url)}: {why}",
             hint="compare the URL and the sha256 with what the project publishes",
         ) from error
-    with suppress(
-        FileExistsError
-    ):  # also under the name in the lock, so that the build does not download it again
+    with suppress(FileExistsError):  # also under the lock's name, so that the build does not download it
         os.link(path, pages.store.wheel(replace(wheel, filename=own.filename)))
     return own

@@ -7,13 +7,16 @@ looks up the libraries that a program needs.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from torchkiln.elf.sections import BadElf, soname_of
 from torchkiln.errors import BuildFailed
 from torchkiln.model.plan import WHITEOUT
 from torchkiln.model.recipe import PREFIX
@@ -39,10 +42,6 @@ _FORBIDDEN = re.compile(
     rf"({re.escape(PREFIX.lstrip('/'))}|opt/python|opt/torchkiln|etc/torchkiln|usr/local/cuda[^/]*"
     r"|usr/local/nvidia|app)(/.*)?|etc/ld\.so\.preload"
 )
-# The driver's libraries are those of the host: an engine mounts them into the container.
-_DRIVER = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\..*)?")
-_KEYS = re.compile(r"etc/ssl/private/.+")
-_RIGHTS = re.compile(r"(root|home)/.+|etc/(sudoers\.d|ssh)/.+")
 # The files of lower layers that packages may change: dpkg and its helpers keep their state in them.
 _STATE = re.compile(
     r"var/lib/dpkg/(status|available|diversions|statoverride|lock.*|triggers/[^/]+|alternatives/[^/]+)"
@@ -64,7 +63,14 @@ _MODULES = sys.stdlib_module_names | {
     *("__pycache__", "test", "distutils", "lib2to3", "asynchat", "asyncore", "imp", "smtpd")
 }
 _DIST_PACKAGES = r"usr/(?:local/)?lib/python3[^/]*/(?:dist-packages/)?"
-_AT_START = re.compile(_DIST_PACKAGES + r"(site|user)customize(\.py|\.[^/]*\.so|/.*)?")
+# Why no package may have such a path, outside of the image's folders.
+_FAULTS = {
+    rf"{_DIST_PACKAGES}(site|user)customize(\.py|\.[^/]*\.so|/.*)?": "runs at each start of Python",
+    r"etc/ssl/private/.+": "is a private key, which each machine must generate",
+    r"(root|home)/.+|etc/(sudoers\.d|ssh)/.+": "gives rights, or belongs to a user",
+    r"(.*/)?lib(cuda(debugger)?|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\..*)?": "is a library of the driver,"
+    " which the host provides",  # an engine mounts it into the container
+}
 _PTH = re.compile(_DIST_PACKAGES + r"([^/]+\.pth)")
 # Names of libraries in the wheels of torch and NVIDIA, which find each other by their rpath.
 _OF_WHEELS = re.compile(
@@ -72,6 +78,7 @@ _OF_WHEELS = re.compile(
     r"|nv(rtc|rtc-builtins|JitLink|ToolsExt|shmem\w*|blas)|nccl|torch\w*|c10\w*|caffe2_nvrtc|shm)\.so.*"
 )
 _LISTED = 8  # maximum number of faults in a message
+_MOST_LINKS = 8  # from one to the next
 
 
 def parse_cache(data: bytes) -> LoaderCache:
@@ -125,19 +132,6 @@ def _text(data: bytes, offset: int) -> str:
     return data[offset:end].decode(errors="backslashreplace")
 
 
-def path_fault(path: str) -> str:
-    """Why no package may have a file at *path*, outside of the image's folders; empty if packages may."""
-    if _AT_START.fullmatch(path):
-        return "runs at each start of Python"
-    if _KEYS.fullmatch(path):
-        return "is a private key, which each machine must generate"
-    if _RIGHTS.fullmatch(path):
-        return "gives rights, or belongs to a user"
-    if _DRIVER.fullmatch(path.rpartition("/")[2]):
-        return "is a library of the driver, which the host provides"
-    return ""
-
-
 def owners_of(lists: Mapping[str, str], roots: Mapping[str, str]) -> dict[str, str]:
     """The package of each path in *lists*, the contents of dpkg's .list files by package.
 
@@ -164,6 +158,8 @@ class Contents:
     owners: Mapping[str, str]
     libraries: LoaderCache = field(default_factory=dict)  # empty: the layers have no ld.so.cache
     lines: Mapping[str, list[str]] = field(default_factory=dict)  # of accounts and settings
+    sonames: Mapping[str, str] = field(default_factory=dict)  # of files whose name is that of a library
+    links: Mapping[str, str] = field(default_factory=dict)  # links and hard links, with their targets
 
 
 def contents_of(streams: Iterable[BinaryIO]) -> Contents:
@@ -171,17 +167,19 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
 
     :raises ValueError: one is not a tar, or its ld.so.cache cannot be read.
     """
-    kinds: dict[str, str] = {}
-    lists: dict[str, str] = {}
-    roots: dict[str, str] = {}
+    kinds, lists, roots = dict[str, str](), dict[str, str](), dict[str, str]()
     libraries: LoaderCache = {}
     lines: dict[str, list[str]] = {}
+    sonames, links = dict[str, str](), dict[str, str]()
     for stream in streams:
         tar = TarReader(pieces_of(stream))
         for entry in tar:
             kinds[entry.path] = entry.kind
             if entry.kind == "link" and "/" not in entry.path:
                 roots[entry.path] = entry.target.strip("/")  # lib -> usr/lib
+            if entry.target:
+                folder = f"/{posixpath.dirname(entry.path)}" if entry.kind == "link" else "/"
+                links[entry.path] = posixpath.normpath(posixpath.join(folder, entry.target)).lstrip("/")
             if entry.kind != "file":
                 continue
             if (found := LIST.fullmatch(entry.path)) and entry.size <= LIST_LIMIT:
@@ -190,7 +188,13 @@ def contents_of(streams: Iterable[BinaryIO]) -> Contents:
                 libraries = parse_cache(b"".join(tar.content()))
             elif _LINED.fullmatch(entry.path) and entry.size <= LIST_LIMIT:
                 lines[entry.path] = b"".join(tar.content()).decode(errors="backslashreplace").splitlines()
-    return Contents(kinds=kinds, owners=owners_of(lists, roots), libraries=libraries, lines=lines)
+            elif ".so" in entry.path.rpartition("/")[2]:
+                with suppress(BadElf):
+                    sonames[entry.path] = soname_of(memoryview(b"".join(tar.content())))
+    owners = owners_of(lists, roots)
+    return Contents(
+        kinds=kinds, owners=owners, libraries=libraries, lines=lines, sonames=sonames, links=links
+    )
 
 
 def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str, ...]:
@@ -228,7 +232,9 @@ def refused(faults: list[str], what: str) -> BuildFailed:
 
 def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
     folders = {folder for path in layer.kinds for folder in parents(path)}
-    hidden = dict(_hidden_modules(lower, layer))
+    hidden = {
+        path: [why] for each in (_hidden_modules, _hidden_libraries) for path, why in each(lower, layer)
+    }
     for path, kind in layer.kinds.items():
         if fault := _misplaced(path, kind, lower, layer):
             yield fault
@@ -243,8 +249,8 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
             yield f"{_named(path, lower)} was changed"
         elif _LINED.fullmatch(path):
             yield from _changed_lines(path, lower.lines.get(path, []), layer.lines.get(path, []))
-        elif fault := path_fault(path) or hidden.get(path, ""):
-            yield f"{_named(path, layer)} {fault}"
+        elif faults := [why for form, why in _FAULTS.items() if re.fullmatch(form, path)] or hidden.get(path):
+            yield f"{_named(path, layer)} {faults[0]}"
 
 
 def _changed_lines(path: str, old: list[str], new: list[str]) -> Iterator[str]:
@@ -254,6 +260,21 @@ def _changed_lines(path: str, old: list[str], new: list[str]) -> Iterator[str]:
     changed = [line for line in old if line not in new]
     changed += [line for line in new if line not in old and not _LINE.fullmatch(line)]
     yield from (f"{path}: {line[:80]!r} was changed, or may not be added" for line in changed)
+
+
+def _hidden_libraries(lower: Contents, layer: Contents) -> Iterator[tuple[str, str]]:
+    """New paths that ldconfig, which engines run, would take for a library of the image, by its SONAME."""
+    known = set(map(name_key, lower.libraries))
+    files = (file.lstrip("/") for paths in lower.libraries.values() for file in paths)
+    folders = {posixpath.dirname(file).removeprefix("usr/") for file in files}
+    for path in layer.kinds.keys() - lower.kinds.keys():
+        if posixpath.dirname(path).removeprefix("usr/") in folders:
+            at = path
+            for _ in range(_MOST_LINKS):
+                at = layer.links.get(at, at)
+            soname = layer.sonames.get(at) or layer.sonames.get(f"usr/{at}", "")
+            if soname and name_key(soname) in known:
+                yield path, f"has the SONAME of a library of the image: {soname[:80]}"
 
 
 def _hidden_modules(lower: Contents, layer: Contents) -> Iterator[tuple[str, str]]:

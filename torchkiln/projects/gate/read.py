@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import zip_longest
@@ -27,9 +27,9 @@ from torchkiln.model.project import APP
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, open_layout
-from torchkiln.oci.opening import open_layer
+from torchkiln.oci.opening import verified_layer
 from torchkiln.oci.tar_names import LayerPaths
-from torchkiln.oci.tar_reader import Stream, TarEntry, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.projects.built_layers import BuiltLayers, built_layers
 from torchkiln.projects.effect import files_of_records, fixed_modules
 from torchkiln.projects.fixed import fixed_wheels
@@ -177,8 +177,12 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
         layer_faults=(
             *prefix_faults(image, project.below),
             *_locked_faults(project),
-            *(fault for upper in packages for fault in _few(_package_faults(upper, below))),
-            *(fault for upper in code for fault in _few(_code_faults(upper, below))),
+            *(fault for upper in packages for fault in _few(_entry_faults(upper, below, package_faults))),
+            *(
+                fault
+                for upper in code
+                for fault in _few((*upper.faults, *_entry_faults(upper, below, code_faults)))
+            ),
         ),
         build_faults=tuple(_build_faults(project, built)),
         count=len(project.below.layers),
@@ -235,15 +239,11 @@ def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
-def _package_faults(upper: UpperLayer, below: Below) -> Iterator[str]:
+def _entry_faults(
+    upper: UpperLayer, below: Below, faults: Callable[[TarEntry, str, Below], Iterator[str]]
+) -> Iterator[str]:
     for entry in upper.entries:
-        yield from package_faults(entry, upper.entry_points.get(entry.path, ""), below)
-
-
-def _code_faults(upper: UpperLayer, below: Below) -> Iterator[str]:
-    yield from upper.faults
-    for entry in upper.entries:
-        yield from code_faults(entry, upper.entry_points.get(entry.path, ""), below)
+        yield from faults(entry, upper.entry_points.get(entry.path, ""), below)
 
 
 def _few(faults: Iterable[str]) -> Sequence[str]:
@@ -328,35 +328,22 @@ def read_layer(layer: LayerOnDisk) -> UpperLayer:
 
     :raises VerificationFailed: it is damaged, or does not have its digest or diff_id.
     """
-    hasher, paths = hashlib.sha256(), LayerPaths()
+    paths = LayerPaths()
     entries: list[TarEntry] = []
     texts: dict[str, str] = {}
     faults: list[str] = []
-
-    def pieces(stream: Stream) -> Iterator[bytes]:
-        for piece in pieces_of(stream):
-            hasher.update(piece)
-            yield piece
-
     _demand_digest(layer)
-    try:
-        with open_layer(layer.path, ahead=True) as stream:
-            tar = TarReader(pieces(stream))
-            for entry in tar:
-                faults += paths.add(entry)
-                entries.append(entry)
-                if entry.kind != "file" or not _ENTRY_POINTS.search(entry.path):
-                    continue
-                if entry.size > _LIMIT:
-                    faults.append(f"{entry.path}: has more than {_LIMIT >> 20} MiB")
-                else:
-                    texts[entry.path] = b"".join(tar.content()).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
-    if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
-        raise VerificationFailed(
-            f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
-        )
+    with verified_layer(layer.path, layer.diff_id, ahead=True) as pieces:
+        tar = TarReader(pieces)
+        for entry in tar:
+            faults += paths.add(entry)
+            entries.append(entry)
+            if entry.kind != "file" or not _ENTRY_POINTS.search(entry.path):
+                continue
+            if entry.size > _LIMIT:
+                faults.append(f"{entry.path}: has more than {_LIMIT >> 20} MiB")
+            else:
+                texts[entry.path] = b"".join(tar.content()).decode("utf-8", "replace")
     return UpperLayer(entries=tuple(entries), entry_points=texts, faults=tuple(map(printable, faults)))
 
 
