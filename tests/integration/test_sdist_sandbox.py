@@ -158,10 +158,12 @@ def test_a_hostile_backend_reaches_nothing(scene: Scene, tmp_path: Path) -> None
             line = attempt.format(port=port, host=tmp_path, pid=os.getpid(), calls=calls, families=families)
             code += f"try:\n    {line}\n    done.append({name!r})\n"
             code += "except (AssertionError, OSError):\n    failed.append(0)\n"
+        code += "import subprocess; subprocess.Popen(['sleep', '86424'], start_new_session=True)\n"
         code += "print(done, len(failed))\nraise SystemExit(4)\n"
         message = scene.refused(files_of(code=code)).message
     assert message.endswith(f"\n[] {len(ATTACKS['attempts'])}")
     assert not (tmp_path / "root/marker").exists()
+    assert subprocess.run(["pgrep", "--full", "^sleep 86424$"]).returncode == 1
 
 
 @pytest.mark.parametrize(
