@@ -76,6 +76,7 @@ def test_files_of_the_base_stay() -> None:
         ("usr/lib/python3/dist-packages/sitecustomize.py", "runs at each start of Python"),
         ("usr/lib/python3.11/usercustomize/__init__.py", "runs at each start of Python"),
         ("usr/local/lib/python3.11/dist-packages/sitecustomize.py", "runs at each start of Python"),
+        ("usr/local/bin/gcc", "is in /usr/local, which is not for packages"),
         ("etc/sudoers.d/evil", "gives rights, or belongs to a user"),
         ("root/.ssh/authorized_keys", "gives rights, or belongs to a user"),
         ("etc/ssl/private/snakeoil.key", "is a private key, which each machine must generate"),

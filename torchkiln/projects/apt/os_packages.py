@@ -36,7 +36,7 @@ from torchkiln.projects.apt.apt_get import resolve
 from torchkiln.projects.apt.protected import contents_of, demand_apart, demand_harmless
 from torchkiln.store.store import Store
 
-_RULES = 4  # raise it when `protected` refuses more, or warns of more
+_RULES = 5  # raise it when `protected` refuses more, or warns of more
 _WHAT = "the layer of OS packages"
 _PIECE = 1 << 20
 

@@ -70,6 +70,7 @@ _FAULTS = {
     r"(root|home)/.+|etc/(sudoers\.d|ssh)/.+": "gives rights, or belongs to a user",
     r"(.*/)?lib(cuda(debugger)?|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\..*)?": "is a library of the driver,"
     " which the host provides",  # an engine mounts it into the container
+    r"usr/local/.+": "is in /usr/local, which is not for packages",
 }
 _PTH = re.compile(_DIST_PACKAGES + r"([^/]+\.pth)")
 # Names of libraries in the wheels of torch and NVIDIA, which find each other by their rpath.
@@ -78,7 +79,6 @@ _OF_WHEELS = re.compile(
     r"|nv(rtc|rtc-builtins|JitLink|ToolsExt|shmem\w*|blas)|nccl|torch\w*|c10\w*|caffe2_nvrtc|shm)\.so.*"
 )
 _LISTED = 8  # maximum number of faults in a message
-_MOST_LINKS = 8  # from one to the next
 
 
 def parse_cache(data: bytes) -> LoaderCache:
@@ -270,7 +270,7 @@ def _hidden_libraries(lower: Contents, layer: Contents) -> Iterator[tuple[str, s
     for path in layer.kinds.keys() - lower.kinds.keys():
         if posixpath.dirname(path).removeprefix("usr/") in folders:
             at = path
-            for _ in range(_MOST_LINKS):
+            for _ in range(8):  # links
                 at = layer.links.get(at, at)
             soname = layer.sonames.get(at) or layer.sonames.get(f"usr/{at}", "")
             if soname and name_key(soname) in known:
