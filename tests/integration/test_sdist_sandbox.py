@@ -220,13 +220,13 @@ PLACES = {  # line of /proc/self/cgroup, root and type of the mount -> the folde
 
 @pytest.mark.parametrize("own", PLACES)
 def test_the_place_of_a_control_group(tmp_path: Path, own: tuple[str, str, str]) -> None:
-    """A folder stands for the kernel's file system."""
-    above, limit = PLACES[own]
+    above, limit = PLACES[own]  # a folder stands for the kernel's file system
     (tmp_path / "cgroup").write_text(f"1:cpu:/c\n{own[0]}\n")
     (tmp_path / "mountinfo").write_text(f"1 0 0:1 {own[1]} {tmp_path} rw - {own[2]}\n")
     (tmp_path / above).mkdir(exist_ok=True)
-    with memory_group.memory_group(5, tmp_path) as group:
-        assert group.events is not None
+    made = memory_group.memory_group
+    with made(5, tmp_path) as group, made(5, tmp_path / "x") as none:
+        assert none.events is None
         assert group.events.parent.parent == tmp_path / above
         assert group.events.with_name(limit).read_text() == "5"
         shutil.rmtree(group.events.parent)
