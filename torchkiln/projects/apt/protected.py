@@ -78,6 +78,9 @@ _OF_WHEELS = re.compile(
     r"lib(cu(dart|blas|blasLt|dnn\w*|fft|fftw|rand|solver|solverMg|sparse|sparseLt|pti|file\w*)"
     r"|nv(rtc|rtc-builtins|JitLink|ToolsExt|shmem\w*|blas)|nccl|torch\w*|c10\w*|caffe2_nvrtc|shm)\.so.*"
 )
+_HARDWARE = re.compile(
+    "/(glibc-hwcaps|tls|haswell|xeon_phi|avx512_1|x86_64)(/.*)?$"
+)  # subfolders of libraries
 _LISTED = 8  # maximum number of faults in a message
 
 
@@ -267,8 +270,9 @@ def _hidden_libraries(lower: Contents, layer: Contents) -> Iterator[tuple[str, s
     known = set(map(name_key, lower.libraries))
     files = (file.lstrip("/") for paths in lower.libraries.values() for file in paths)
     folders = {posixpath.dirname(file).removeprefix("usr/") for file in files}
+    anywhere = any(path.startswith("etc/ld.so.conf.d/") for path in layer.kinds)  # it names more folders
     for path in layer.kinds.keys() - lower.kinds.keys():
-        if posixpath.dirname(path).removeprefix("usr/") in folders:
+        if anywhere or _HARDWARE.sub("", posixpath.dirname(path).removeprefix("usr/")) in folders:
             at = path
             for _ in range(8):  # links
                 at = layer.links.get(at, at)

@@ -231,12 +231,8 @@ def _locked_faults(project: ProjectImage) -> Iterator[str]:
             yield f"{name} is replaced, which is fixed"
     for wheel in account.wheels:
         there = wheels.get(wheel.name, wheel.version)
-        if wheel.name == "numpy" and _major(wheel.version) != _major(there):
+        if wheel.name == "numpy" and wheel.version.partition(".")[0] != there.partition(".")[0]:
             yield f"numpy {wheel.version} differs in the major version from {there} of the parent image"
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]
 
 
 def _entry_faults(
