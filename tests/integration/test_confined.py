@@ -146,7 +146,6 @@ def test_system_calls_of_other_architectures_kill_it(tmp_path: Path, call: str) 
         ("malloc(1 << 20)", "", 100),
         ("mmap(0, 1 << 20, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0)", "munmap(page + 4096, 1020 << 10);", -1),
     ],
-    ids=["resident", "shared"],
 )
 def test_memory_is_bounded(tmp_path: Path, obtain: str, hide: str, least: int) -> None:
     body = f"""

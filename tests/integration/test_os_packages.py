@@ -305,6 +305,7 @@ def test_packages_that_would_change_the_image_are_refused(scene: Scene) -> None:
         f" {'lib' if Path('/lib').is_symlink() else 'usr/lib'}/x86_64-linux-gnu/libmd.so.0",
         "opt/venv/lib/evil.pth of evil is in a folder of the image",
         "usr/bin/diff3 of diffutils was changed",
+        "usr/lib/nested/libmd.so.0 of evil has the SONAME of a library of the image: libmd.so.0",
         "usr/lib/python3/dist-packages/sitecustomize.py of evil runs at each start of Python",
         f"{LIBRARIES}/libcuda.so.1 of evil is a library of the driver, which the host provides",
         "usr/local/cuda-12.1/x of evil is in a folder of the image",
