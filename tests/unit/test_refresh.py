@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.campaign.host import can_mount
 from tests.planned import locked
 from tests.unit.test_base_artefact import a_base
 from tests.unit.test_lock import LAYER
@@ -58,6 +60,20 @@ def test_only_the_base_moves(images: Path) -> None:
     assert artefact.read_lock(images, "debian12") == newer
     assert load_locked(images, tag_of(cell(os_name="debian13").resolution)) == cell(os_name="debian13")
     assert run(images).stdout == ""
+
+
+@pytest.mark.skipif(not can_mount(), reason="a read-only folder is a mount, which requires root")
+def test_a_read_only_folder_is_found_before_the_base_is_made(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artefact, "build", lambda *_, **__: pytest.fail("the base was made"))
+    folder = images / tag_of(cell("2.8.0").resolution)
+    subprocess.run(["mount", "--bind", "-o", "ro", folder, folder], check=True)
+    try:
+        with pytest.raises(OSError, match="Read-only file system"):
+            CliRunner().invoke(refresh, ["--images", str(images)], catch_exceptions=False)
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def test_layers_are_not_kept_for_another_python(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

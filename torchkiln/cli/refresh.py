@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import click
@@ -43,6 +44,9 @@ def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json:
     if not chosen:
         of = f" of {', '.join(operating_system(name).name for name in os_names)}" if os_names else ""
         raise NothingSelected(f"{images}: no locks{of}", hint="run: torchkiln lock --all")
+    for locked in chosen:  # a folder that cannot be written is found now, not after the base was made
+        with tempfile.TemporaryFile(dir=images / tag_of(locked.resolution)):
+            pass
     pythons = StandalonePythons(store=store, environ=os.environ, locate=grid.locate)
     systems = Systems(
         images, store, environ=os.environ, report=LockOutput().reporting, pythons=pythons, upgrade=True
