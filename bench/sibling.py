@@ -62,7 +62,7 @@ class PublishScene:
         """Verify without layers, with an empty cache. The exit code is 12 after all checks, because there are
         no reports."""
         reference = f"{self.registry.host}/{_FIRST}:{self.tag}"
-        words = [*KILN, "verify", reference, "--key", str(self.folder / "pub.pem"), "--quiet"]
+        words = [*KILN, "verify", reference, "--key", f"any={self.folder / 'pub.pem'}", "--quiet"]
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             script = 'TORCHKILN_CACHE="$0" "$@"; test $? = 12'
             return self._measured(["sh", "-c", script, cache, *words])

@@ -69,7 +69,7 @@ class Job:
 
     def publish(self) -> Result:
         """Run `publish --keyless`; its output must contain no secret."""
-        lab = str(self.publisher.folder / "lab.pub.pem")
+        lab = f"laboratory={self.publisher.folder / 'lab.pub.pem'}"
         done = self.publisher.run(
             "publish", TAG, "--to", self.target, *self.publisher.here, "--keyless", "--trust", lab,
             "--report", self.report, "--dated", "20261122",
@@ -81,8 +81,8 @@ class Job:
 
     def verify(self, *more: str, identity: str = IDENTITY) -> Result:
         """Verify with the laboratory's key, for the report, and the job's identity."""
-        lab = str(self.publisher.folder / "lab.pub.pem")
-        who = ("--key", lab, "--identity", identity, "--suite", str(self.publisher.suite))
+        lab = f"laboratory={self.publisher.folder / 'lab.pub.pem'}"
+        who = ("--key", lab, "--identity", f"publisher={identity}", "--suite", str(self.publisher.suite))
         return self.publisher.run("verify", f"{self.target}:{TAG}", *who, *more)
 
     def bundles(self) -> dict[str, dict[str, Any]]:

@@ -132,7 +132,7 @@ class Scene:
     def keys(self) -> tuple[str, ...]:
         """The options of `publish` that name its target's date, its key and the trusted one."""
         folder = self.publisher.folder
-        trust = ("--trust", str(folder / "lab.pub.pem"))
+        trust = ("--trust", f"laboratory={folder / 'lab.pub.pem'}")
         return ("--dated", "20261122", "--key", str(folder / "publisher.pem"), *trust)
 
     def published(

@@ -127,8 +127,8 @@ class Publisher:
 
     def publishing(self, to: str, *more: str) -> list[str]:
         """The arguments of `publish`."""
-        keys = ("--key", str(self.folder / "publisher.pem"), "--trust", str(self.folder / "lab.pub.pem"))
-        return ["publish", TAG, "--to", to, *self.here, *keys, *more]
+        lab = ("--trust", f"laboratory={self.folder / 'lab.pub.pem'}")
+        return [*("publish", TAG, "--to", to, *self.here), *self.signing, *lab, *more]
 
     def command(self, *arguments: str) -> list[str]:
         """The command line for a separate process, whose environment is `settings`."""
@@ -146,10 +146,19 @@ class Publisher:
         return (*folders, "--suite", str(self.suite))
 
     @property
+    def signing(self) -> tuple[str, str]:
+        """The option for the key that signs what is published."""
+        return ("--key", str(self.folder / "publisher.pem"))
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        """The options for the keys that `verify` trusts."""
-        names = ("publisher.pub.pem", "lab.pub.pem")
-        return tuple(word for name in names for word in ("--key", str(self.folder / name)))
+        """The options for the keys that `verify` trusts, each in its role."""
+        return self.trusting(publisher="publisher.pub.pem", laboratory="lab.pub.pem")
+
+    def trusting(self, **files: str) -> tuple[str, ...]:
+        """The options of `verify` that trust the key in each of *files*, by its role."""
+        pairs = (("--key", f"{role}={self.folder / name}") for role, name in files.items())
+        return tuple(word for pair in pairs for word in pair)
 
     @property
     def environ(self) -> Mapping[str, str]:

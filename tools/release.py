@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--reports", type=Path, metavar="FOLDER", help="reports of other machines; no tests run here"
     )
-    parser.add_argument("--trust", action="append", default=[], metavar="PUB.pem", help="their signers")
+    parser.add_argument("--trust", action="append", default=[], metavar="PUB.pem", help="of laboratories")
     parser.add_argument("--tier", default="2", help="of the checks that run here")
     options = parser.parse_args(arguments)
     since = ["--changed-since", options.since] if options.since else []
@@ -61,16 +61,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def release(cell: dict[str, str], options: argparse.Namespace, public: Path) -> int:
     """Release a cell; returns the exit code of the first step that fails, else 0."""
-    tag, keys, reports = cell["tag"], (public, *options.trust), []
+    tag, reports = cell["tag"], []
+    laboratories = [f"laboratory={key}" for key in (public, *options.trust)]
     steps = [["build", tag, "--locked", "--no-smoke"]]  # `smoke`, or another machine, tests it
     if options.reports:
         reports = ["--report", str(options.reports)]
-        reports += [word for key in keys for word in ("--trust", str(key))]
+        reports += [word for key in laboratories for word in ("--trust", key)]
     else:  # the gate accepts the run on this machine
         steps.append(["smoke", "run", tag, "--tier", options.tier])
     steps.append(["gate", tag, *reports])
     steps.append(["publish", tag, "--to", options.to, *reports, "--key", str(options.key)])
-    steps.append(["verify", f"{options.to}:{tag}", *(word for key in keys for word in ("--key", str(key)))])
+    keys = [word for key in (f"publisher={public}", *laboratories) for word in ("--key", key)]
+    steps.append(["verify", f"{options.to}:{tag}", *keys])
     for step in steps:
         say(f"{tag}: {step[0]}")
         if code := subprocess.run([*KILN, *step], check=False).returncode:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchkiln.model.image import BuiltImage
     from torchkiln.model.lock import LockedCell
     from torchkiln.model.progress import Reporting
+    from torchkiln.model.report import Role
     from torchkiln.publishing.publish import PublishedImage
     from torchkiln.publishing.verification import Verified
     from torchkiln.store.store import Store
@@ -200,7 +201,7 @@ def publish(
     project: Project = Project(),
     *,
     reports: tuple[Path, ...] = (),
-    trusted_keys: tuple[Path, ...] = (),
+    laboratory_keys: tuple[Path, ...] = (),
     signing_key: Path | None = None,
     override: str | None = None,
     licence_confirmed: bool = False,
@@ -209,7 +210,7 @@ def publish(
 
     :param repository: "registry.example:5000/team/pytorch"; log in with `docker login`.
     :param reports: reports, or folders of them; empty: the runs of this machine.
-    :param trusted_keys: public keys; if there are any, a report counts only if one of them signed it.
+    :param laboratory_keys: public keys; if there are any, a report counts only if one of them signed it.
     :param signing_key: signs the SBOM, the provenance, the reports and the gate's decision.
     :param override: the reason to publish although the policy is not satisfied; stored with the image.
     :param licence_confirmed: you have the right to distribute modified NVIDIA libraries; only an image
@@ -237,7 +238,7 @@ def publish(
         suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
         keys=_policy_keys(project, policy),
-        named=_named_keys(trusted_keys),
+        named=_named_keys("laboratory", laboratory_keys),
         given=reports,
     )
     inputs.demand_keys(project.matrix)
@@ -268,7 +269,8 @@ def verify(
     reference: str,
     project: Project = Project(),
     *,
-    trusted_keys: tuple[Path, ...] = (),
+    publisher_keys: tuple[Path, ...] = (),
+    laboratory_keys: tuple[Path, ...] = (),
     full: bool = False,
     rebuild: bool = False,
 ) -> Verified:
@@ -279,7 +281,8 @@ def verify(
     False.
 
     :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".
-    :param trusted_keys: public keys to trust in addition to those of the policy.
+    :param publisher_keys: public keys whose signatures count, for all but reports, as do the policy's keys.
+    :param laboratory_keys: public keys whose signatures of reports count.
     :param full: download the layers and verify every byte.
     :param rebuild: build the image from its lock and compare the digests; needs a trusted key.
     :raises RegistryError: the registry rejects a request, or cannot be reached.
@@ -298,7 +301,13 @@ def verify(
         policy=policy,
         policy_matrix=folder.matrix,
         suite=load_suite(project.suite),
-        trust=Trust(keys=(*_policy_keys(project, policy), *_named_keys(trusted_keys))),
+        trust=Trust(
+            keys=(
+                *_policy_keys(project, policy),
+                *_named_keys("publisher", publisher_keys),
+                *_named_keys("laboratory", laboratory_keys),
+            )
+        ),
         matrix=folder.matrix,
         facts=folder.facts,
         store=_store(project),
@@ -344,11 +353,10 @@ def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
     return keys
 
 
-def _named_keys(files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
+def _named_keys(role: Role, files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
     from torchkiln.attest.keys import NamedKey, public_keys
-    from torchkiln.model.report import ROLES
 
-    return tuple(public_keys([NamedKey(path=file, roles=ROLES) for file in files]))
+    return tuple(public_keys([NamedKey(path=file, roles=(role,)) for file in files]))
 
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:

@@ -172,7 +172,9 @@ def test_the_pipeline_verifies_and_then_runs_the_script(tmp_path: Path) -> None:
     inputs = yaml.safe_load(text)["jobs"]["gate"]["with"]
 
     assert [line for line in gate(place, **inputs) if line.code] == []
-    assert place.calls("torchkiln", "verify") == [[IMAGE, "--key", ".github/torchkiln.pem"]]
+    assert place.calls("torchkiln", "verify") == [
+        [IMAGE, "--key", "publisher=.github/publisher.pub.pem", "--key", "laboratory=.github/lab.pub.pem"]
+    ]
     assert place.calls("docker", "run")[0][-1] == inputs["script"]
     place.remember("tampered")
     assert gate(place, **inputs)[-1].code == 1

@@ -166,7 +166,7 @@ def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, t
     """A decision that another key signed is ignored."""
     there.published(server)
     publisher = there.publisher
-    lab = ("--key", str(publisher.folder / "lab.pub.pem"))
+    lab = ("--key", f"laboratory={publisher.folder / 'lab.pub.pem'}")
 
     done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *lab, "--suite", str(publisher.suite))
 

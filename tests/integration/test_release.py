@@ -109,9 +109,9 @@ def test_an_image_tested_elsewhere_is_released_and_verified(
     assert {TAG, "2.7-cuda12.1-runtime", "v2.7"} < tags(registry, "team/released")
 
     name = f"{registry.host}/team/released@{image.manifest}"
-    refused = gated(publisher, name, "stranger.pem")
+    refused = gated(publisher, name, "any=stranger.pem")
     assert (refused.returncode, (publisher.folder / "docker.log").exists()) == (12, False), refused.stderr
-    let = gated(publisher, name, "publisher.pub.pem", "lab.pub.pem")
+    let = gated(publisher, name, "publisher=publisher.pub.pem", "laboratory=lab.pub.pem")
     assert let.returncode == 0, let.stderr
     assert f"{name} bash -euo pipefail -c python train.py" in (publisher.folder / "docker.log").read_text()
 

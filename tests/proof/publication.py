@@ -42,8 +42,9 @@ class Publication:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        laboratory = [str(path) for path in sorted(PROOFS.glob("*.pub.pem"))]
-        return tuple(word for key in (str(self.folder / "pub.pem"), *laboratory) for word in ("--key", key))
+        laboratories = [f"laboratory={path}" for path in sorted(PROOFS.glob("*.pub.pem"))]
+        own = f"publisher={self.folder / 'pub.pem'}"
+        return tuple(word for key in (own, *laboratories) for word in ("--key", key))
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +67,7 @@ def publication(
     (folder / "key.pem").chmod(0o600)
     (folder / "pub.pem").write_bytes(public_pem(key))
     words = [word for report in reports for word in ("--report", str(PROOFS / report.name))]
-    words += [word for path in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", str(path))]
+    words += [word for path in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", f"laboratory={path}")]
     words += ["--output", image["layout"], "--key", str(folder / "key.pem"), "--dated", "20261122", "--json"]
     words += ["--override", override] if override else []
     publication = Publication(

@@ -100,7 +100,7 @@ def test_tier_0_passes_inside(image: dict[str, Any], unpacked: Path, tmp_path: P
 def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.CompletedProcess[str]:
     """Run the gate with *reports* and the committed keys."""
     words = [word for report in reports for word in ("--report", str(PROOFS / report.name))]
-    words += [word for key in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", str(key))]
+    words += [word for key in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", f"laboratory={key}")]
     argv = [sys.executable, str(ROOT / "build.py"), "gate", image["ref"], "--output", image["layout"], *words]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -99,6 +99,7 @@ _CONFIG = {
     "history": [{"created_by": "x"}],
 }
 _ENVELOPE = sign(PAYLOAD_TYPE, payload(statement_of(report())), P256)
+_TRUSTED = KeyInRole(key=P256.public_key(), roles=("publisher",))
 _BUNDLE = bundled(_ENVELOPE, None, "urn:x").data
 _REDIST = (
     'schema: 1\nsource: "a file for tests"\nuntrusted: true\nreleases:\n  "12.1.1":\n'
@@ -164,7 +165,7 @@ READERS: Mapping[str, DocumentReader] = {
     "envelope": DocumentReader(sound=_ENVELOPE, read=lambda data: decode(data, where="x")),
     "bundle": DocumentReader(
         sound=_BUNDLE,
-        read=lambda data: Trust(keys=(KeyInRole(key=P256.public_key()),)).open(data, BUNDLE_TYPE, where="x"),
+        read=lambda data: Trust(keys=(_TRUSTED,)).open(data, BUNDLE_TYPE, where="x"),
     ),
     "certificate in a bundle": DocumentReader(
         sound=json_bytes(

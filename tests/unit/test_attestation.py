@@ -233,7 +233,8 @@ def test_show_names_the_signer(tmp_path: Path) -> None:
     assert "report.json is not signed: report.dsse.json not found" in refused.message
 
     written(tmp_path, attest(report(), ED))
-    assert ran(plain).stdout.splitlines()[-2] == "signed, not verified: name the key with --trust PUBLIC.pem"
+    hint = "name the key with --trust laboratory=PUBLIC.pem"
+    assert ran(plain).stdout.splitlines()[-2] == f"signed, not verified: {hint}"
     for file in (plain, tmp_path / "report.dsse.json"):
         done = ran(file, "--trust", trusted)
         assert (done.exit_code, done.stdout.splitlines()[-2:]) == (

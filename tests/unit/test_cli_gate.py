@@ -150,7 +150,7 @@ def test_reports_of_other_machines_need_a_signature(scene: Scene) -> None:
     refused = scene.gate([unsigned]).exception
     assert isinstance(refused, GateRefused)
     assert refused.missing == (("report.json", "is not signed, and is not of a run in this machine's cache"),)
-    assert "--trust PUBLIC.pem" in refused.hint
+    assert "--trust laboratory=PUBLIC.pem" in refused.hint
     none = scene.gate([]).exception
     assert isinstance(none, GateRefused)
     assert ("import", "not run: no report contains it") in none.missing
@@ -190,7 +190,7 @@ def test_the_table_has_each_check(scene: Scene) -> None:
 def test_the_policy_can_contain_keys(scene: Scene) -> None:
     """Relative paths of key files are relative to the folder of matrix.yaml, not to the current folder."""
     text = (ROOT / "matrix.yaml").read_text()
-    matrix = scene.file(text.replace("keys: []", "keys: [lab.pub.pem]").encode(), "matrix.yaml")
+    matrix = scene.file(text.replace("keys: []", "keys: [laboratory=lab.pub.pem]").encode(), "matrix.yaml")
     signed = scene.file(attest(scene.report(), ED), "report.dsse.json")
     missing = scene.gate([signed], "--matrix", matrix).exception
     assert isinstance(missing, ConfigError)
@@ -201,7 +201,7 @@ def test_the_policy_can_contain_keys(scene: Scene) -> None:
     assert isinstance(scene.gate([signed]).exception, GateRefused)
 
     for until, counts in (("2020-01-31", False), ("2999-12-31", True)):
-        dated = text.replace("keys: []", f'keys: [{{file: lab.pub.pem, until: "{until}"}}]')
+        dated = text.replace("keys: []", f'keys: [{{file: lab.pub.pem, role: any, until: "{until}"}}]')
         done = scene.gate([signed], "--matrix", scene.file(dated.encode(), "matrix.yaml"))
         assert (done.exit_code == 0) is counts
         assert ("lab.pub.pem: the key expired on 2020-01-31" in done.stderr) is not counts

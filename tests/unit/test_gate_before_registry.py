@@ -43,15 +43,14 @@ def valid_report(publisher: Publisher) -> str:
 def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
     """The arguments of `publish` with a report that does not prove the image."""
     image = open_layout(publisher.layout).image(TAG)
-    lab = ("--trust", str(publisher.folder / "lab.pub.pem"))
-    key = ("--key", str(publisher.folder / "publisher.pem"))
+    lab = ("--trust", f"laboratory={publisher.folder / 'lab.pub.pem'}")
     if case == "a check failed":
         failed = publisher.report(image, found("cuda", "failed", "is 0"), verdict="fail")
-        return ("--report", publisher.signed(failed), *lab, *key)
+        return ("--report", publisher.signed(failed), *lab, *publisher.signing)
     if case == "no report":
-        return key
+        return publisher.signing
     report = publisher.report(image, when="2999-01-01T00:00:00Z")
-    return ("--report", publisher.signed(report), *lab, *key)
+    return ("--report", publisher.signed(report), *lab, *publisher.signing)
 
 
 @pytest.mark.parametrize("case", ["a check failed", "no report", "of the future"])
@@ -75,13 +74,14 @@ def wrong_options(publisher: Publisher) -> dict[str, tuple[tuple[str, ...], int]
     (folder / "signed.yaml").write_text(signed)
     (folder / "keys.yaml").write_text(signed.replace("keys: [] ", "keys: [none.pem]"))
     stranger = publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")
+    report = valid_report(publisher)
     return {
         "a key that others can read": (("--key", str(folder / "open.pem")), 2),
         "not a private key": (("--key", stranger), 2),
         "no such key": (("--key", str(folder / "none.pem")), 2),
-        "not a public key": (("--trust", str(folder / "open.pem")), 2),
+        "not a public key": (("--trust", f"any={folder / 'open.pem'}"), 2),
         "no such trusted key": (("--trust", "laboratory=none.pem"), 2),
-        "a key of another laboratory": (("--trust", stranger, "--report", valid_report(publisher)), 12),
+        "a key of another laboratory": (("--trust", f"any={stranger}", "--report", report), 12),
         "an invalid tag": (("--tag", "a b"), 2),
         "a dated tag": (("--tag", f"{TAG}-20261122"), 2),
         "an invalid date": (("--dated", "tomorrow"), 2),

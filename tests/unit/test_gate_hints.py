@@ -66,11 +66,11 @@ def test_a_report_of_another_machine_needs_a_key() -> None:
         "run the missing checks on a host with 2 GPUs: "
         f"torchkiln smoke {TAG} --tier 2 --report FILE --key KEY.pem"
     )
-    then = "then repeat this command with --report FILE --trust PUBLIC.pem"
+    then = "then repeat this command with --report FILE --trust laboratory=PUBLIC.pem"
 
     assert hint(POLICY, GivenOptions(), unsigned) == [run, then]
     assert hint(POLICY, GivenOptions(), replace(unsigned, signed=True)) == [
-        "if you trust the key that signed the report, name it: --trust PUBLIC.pem",
+        "if you trust the key that signed the report, name it: --trust laboratory=PUBLIC.pem",
         run,
         then,
     ]
@@ -95,7 +95,7 @@ def test_hints_of_gate_and_publish_contain_their_options(publisher: Publisher) -
     lab, public = str(publisher.folder / "lab.pub.pem"), str(publisher.folder / "publisher.pub.pem")
     gated = publisher.run("gate", TAG, *publisher.here, "--report", file, "--trust", lab).exception
     pushed = publisher.publish("127.0.0.1:1/team/app", "--report", file).exception
-    both = publisher.publish("127.0.0.1:1/team/app", "--report", file, "--trust", public).exception
+    both = publisher.publish("127.0.0.1:1/team/app", "--report", file, "--trust", f"any={public}").exception
 
     for refused in (gated, pushed):
         assert isinstance(refused, GateRefused)

@@ -41,7 +41,7 @@ def test_a_bundle_with_one_change_has_the_signed_content(data: st.DataObject) ->
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
     )
-    trust = Trust(keys=(KeyInRole(key=P256.public_key()),))
+    trust = Trust(keys=(KeyInRole(key=P256.public_key(), roles=("publisher",)),))
     found = answer(lambda: trust.open(changed, BUNDLE_TYPE, where="x"))
     if found is not None and found.signers:
         assert found.statement == statement_of(report())

@@ -50,7 +50,7 @@ def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOn
 
 def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
     """The error of `publish`, which finds no registry at this address."""
-    lab = ("--trust", str(publisher.folder / "lab.pub.pem"), "--key", str(publisher.folder / "publisher.pem"))
+    lab = ("--trust", f"laboratory={publisher.folder / 'lab.pub.pem'}", *publisher.signing)
     error = publisher.run("publish", image.ref, "--to", NOWHERE, *publisher.here, *lab, *more).exception
     assert isinstance(error, KilnError), error
     return error

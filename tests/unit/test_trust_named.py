@@ -23,7 +23,7 @@ __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]
 
 OURS = (ROOT / "matrix.yaml").read_text()
 WEAK = OURS.replace("tiers: [0, 1] ", "tiers: [0]").replace("checks: [nccl-all-reduce]", "checks: []")
-TRUSTING = OURS.replace("keys: [] ", "keys: [evil.pem]")
+TRUSTING = OURS.replace("keys: [] ", "keys: [any=evil.pem]")
 assert OURS not in (WEAK, TRUSTING)
 
 
@@ -44,7 +44,7 @@ def by_an_unknown_key(scene: Scene) -> None:
     key.write_bytes(pem(UNKNOWN_KEY))
     report = scene.publisher.signed(scene.publisher.report(scene.image), key=UNKNOWN_KEY)
     public = scene.publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")
-    words = ("--report", report, "--key", str(key), "--trust", public, "--dated", "20261122")
+    words = ("--report", report, "--key", str(key), "--trust", f"any={public}", "--dated", "20261122")
     done = scene.publisher.run("publish", TAG, "--to", scene.target, *scene.publisher.here, *words)
     assert done.exit_code == 0, done.exception
 
@@ -172,15 +172,6 @@ def unsigned_bundle(scene: Scene) -> bytes:
 # --- roles ------------------------------------------------------------------------------------------
 
 
-def roles(scene: Scene) -> tuple[str, ...]:
-    """Options that trust the publisher's key and the laboratory's key, each in its own role."""
-    folder = scene.publisher.folder
-    return (
-        *("--key", f"publisher={folder / 'publisher.pub.pem'}"),
-        *("--key", f"laboratory={folder / 'lab.pub.pem'}"),
-    )
-
-
 def attached_statement(scene: Scene, kind: str) -> Statement:
     import base64
 
@@ -191,11 +182,8 @@ def attached_statement(scene: Scene, kind: str) -> Statement:
 def test_each_key_in_its_role(scene: Scene) -> None:
     scene.publish()
 
-    assert scene.verify(keys=roles(scene)).exit_code == 0
-    swapped = tuple(
-        word.replace("publisher=", "x=").replace("laboratory=", "publisher=").replace("x=", "laboratory=")
-        for word in roles(scene)
-    )
+    assert scene.verify().exit_code == 0
+    swapped = scene.publisher.trusting(publisher="lab.pub.pem", laboratory="publisher.pub.pem")
     assert getattr(scene.verify(keys=swapped).exception, "exit_code", None) == 12
 
 
@@ -215,8 +203,9 @@ def test_a_laboratory_cannot_sign_for_a_publisher(scene: Scene, what: str) -> No
     scene.replace(kind, ByKey(ED).sign(attached_statement(scene, kind)).data)
 
     if what == "the decision":
-        assert scene.verify().exit_code == 0  # a key without a role counts in both roles
-    done = scene.verify(keys=roles(scene))
+        both = scene.publisher.trusting(publisher="publisher.pub.pem", any="lab.pub.pem")
+        assert scene.verify(keys=both).exit_code == 0
+    done = scene.verify()
     assert isinstance(done.exception, VerificationFailed)
     assert why in done.exception.message
     assert "signed by a trusted key in another role" in done.stderr
@@ -228,8 +217,8 @@ def test_a_publisher_cannot_sign_for_a_laboratory(scene: Scene) -> None:
     bundle["dsseEnvelope"] = json.loads(attest(scene.publisher.report(scene.image), P256))
     scene.replace("urn:torchkiln:smoke-report:2", json.dumps(bundle).encode())
 
-    assert scene.verify().exit_code == 0
-    done = scene.verify(keys=roles(scene))
+    assert scene.verify(keys=scene.publisher.trusting(any="publisher.pub.pem")).exit_code == 0
+    done = scene.verify()
     assert isinstance(done.exception, VerificationFailed)
     assert "import: not run: no report contains it" in done.exception.message
 
@@ -257,18 +246,31 @@ def test_roles_in_the_policy(scene: Scene, lab: str, publisher: str, code: int) 
     assert (getattr(done.exception, "exit_code", None) or done.exit_code) == code, done.exception
 
 
-@pytest.mark.parametrize("role", ["Publisher", "''"])
-def test_an_unknown_role(scene: Scene, role: str) -> None:
-    keys = f"[{{file: lab.pub.pem, role: {role}}}]"
-    policy = scene.publisher.write(OURS.replace("keys: [] ", f"keys: {keys}").encode(), "policy.yaml")
+@pytest.mark.parametrize("key", ["{file: lab.pub.pem, role: Publisher}", "{file: lab.pub.pem}", "lab.pem"])
+def test_each_key_of_a_policy_needs_a_role(scene: Scene, key: str) -> None:
+    policy = scene.publisher.write(OURS.replace("keys: [] ", f"keys: [{key}]").encode(), "policy.yaml")
+    done = scene.verify("--policy", policy)
 
-    assert getattr(scene.verify("--policy", policy).exception, "exit_code", None) == 2
-    assert scene.verify("--key", f"{role}={scene.publisher.folder / 'lab.pub.pem'}").exit_code == 2
+    assert getattr(done.exception, "exit_code", None) == 2
+    assert "role" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "value", ["{}", "Publisher={}", "publisher=", "any", "any=", "", " any={}", "both={}"]
+)
+@pytest.mark.parametrize("option", ["verify --key", "verify --trust", "verify --identity", "publish --trust"])
+def test_a_key_or_an_identity_needs_a_role(scene: Scene, option: str, value: str) -> None:
+    """Without one, a laboratory's key would be accepted for provenance and SBOM."""
+    publisher, (command, name) = scene.publisher, option.split()
+    to = ("a", "--to") if command == "publish" else ()
+    for file in ("publisher.pub.pem", "lab.pub.pem"):
+        done = publisher.run(command, *to, f"{scene.target}:x", name, value.format(publisher.folder / file))
+        assert (done.exit_code, "write publisher=" in done.output) == (2, True), done.output
 
 
 def test_an_expired_key(scene: Scene) -> None:
     until = "2026-11-01"
-    keys = f'[lab.pub.pem, {{file: publisher.pub.pem, until: "{until}"}}]'
+    keys = f'[laboratory=lab.pub.pem, {{file: publisher.pub.pem, role: publisher, until: "{until}"}}]'
     policy = scene.publisher.write(OURS.replace("keys: [] ", f"keys: {keys}").encode(), "policy.yaml")
     scene.publish()
     done = scene.verify("--policy", policy, keys=())

@@ -174,10 +174,10 @@ def test_the_script_runs_in_the_image_as_its_user(place: Scene) -> None:
 
 
 def test_with_a_key_it_verifies_first(place: Scene) -> None:
-    gate(place, keys="our keys/a.pem\nb.pem\n", gpus="none")
+    gate(place, keys="publisher=our keys/a.pem\nlaboratory=b.pem\n", gpus="none")
     assert "--gpus" not in place.calls("docker", "run")[0]
     assert [line[:2] for line in place.calls()][-2:] == [["torchkiln", "verify"], ["docker", "run"]]
-    keys = ["--key", "our keys/a.pem", "--key", "b.pem"]
+    keys = ["--key", "publisher=our keys/a.pem", "--key", "laboratory=b.pem"]
     assert place.calls("torchkiln", "verify") == [[IMAGE, *keys]]
 
 
@@ -279,7 +279,10 @@ def steps(checkout: Scene, tag: str) -> list[list[str]]:
     cell = ["--torch", tag.partition("-")[0]]
     commands = checkout.calls("torchkiln")
     mine = [words for words in commands if any(tag in word for word in words) or words[1:3] == cell]
-    return [[word.rpartition("/")[2] if word.startswith("/") else word for word in words] for words in mine]
+    return [[re.sub(r"(^|=)/.*/", r"\1", word) for word in words] for words in mine]
+
+
+OWN_KEY = ("--key", "publisher=public.pem", "--key", "laboratory=public.pem")
 
 
 def test_a_cell_is_built_tested_published_and_verified(checkout: Scene) -> None:
@@ -291,7 +294,7 @@ def test_a_cell_is_built_tested_published_and_verified(checkout: Scene) -> None:
         ["smoke", "run", TAG, "--tier", "2"],
         ["gate", TAG],
         ["publish", TAG, "--to", TO, "--key", "key.pem"],
-        ["verify", f"{TO}:{TAG}", "--key", "public.pem"],
+        ["verify", f"{TO}:{TAG}", *OWN_KEY],
     ]
     assert steps(checkout, OTHER) == []
 
@@ -300,14 +303,14 @@ def test_reports_from_elsewhere_replace_the_local_run(checkout: Scene) -> None:
     done = released(
         checkout, "--since", checkout.first, "--reports", "proofs", "--trust", "lab.pub.pem", "--tier", "1"
     )
-    options = ["--report", "proofs", "--trust", "public.pem", "--trust", "lab.pub.pem"]
+    options = ["--report", "proofs", "--trust", "laboratory=public.pem", "--trust", "laboratory=lab.pub.pem"]
 
     assert done.returncode == 0
     assert [words[0] for words in steps(checkout, TAG)] == ["build", "gate", "publish", "verify"]
     assert steps(checkout, TAG)[1:] == [
         ["gate", TAG, *options],
         ["publish", TAG, "--to", TO, *options, "--key", "key.pem"],
-        ["verify", f"{TO}:{TAG}", "--key", "public.pem", "--key", "lab.pub.pem"],
+        ["verify", f"{TO}:{TAG}", *OWN_KEY, "--key", "laboratory=lab.pub.pem"],
     ]
 
 

@@ -16,6 +16,7 @@ from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, fille
 pytestmark = pytest.mark.proof  # running the lines takes a minute
 
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
+SIGNERS = ("--identity", f"publisher={IDENTITY}", "--key", "laboratory=trusted.pem")
 # `run:` lines that no scenario runs, each with the reason.
 NOT_RUN: dict[str, str] = {}
 
@@ -219,11 +220,11 @@ def test_publishing_runs_the_gate_then_publishes_then_verifies(played: Played) -
     last = [words for words in played.scene.calls("torchkiln") if words[0] in ("gate", "publish", "verify")][
         :3
     ]
-    report = ["--report", "proof/report.json", "--trust", "trusted.pem"]
+    report = ["--report", "proof/report.json", "--trust", "laboratory=trusted.pem"]
     assert last == [
         ["gate", TAG, "--output", "bundle/layout", *report],
         ["publish", TAG, "--output", "bundle/layout", "--to", REGISTRY, *report, "--keyless"],
-        ["verify", f"{REGISTRY}:{TAG}", "--identity", IDENTITY, "--key", "trusted.pem"],
+        ["verify", f"{REGISTRY}:{TAG}", *SIGNERS],
     ]
     login = ["login", "--username", "octocat", "--password-stdin", "registry.example", "<", "gh-token"]
     assert login in played.scene.calls("docker")
@@ -250,8 +251,7 @@ def test_without_a_report_nothing_is_published(tmp_path: Path) -> None:
 
 
 def test_the_nightly_run_rebuilds_published_images(played: Played) -> None:
-    signed = ["--identity", IDENTITY, "--key", "trusted.pem"]
-    assert played.scene.calls("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
+    assert played.scene.calls("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *SIGNERS, "--rebuild"]
 
 
 def test_the_nightly_run_verifies_nothing_if_nothing_is_published(tmp_path: Path) -> None:

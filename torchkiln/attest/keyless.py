@@ -48,7 +48,8 @@ class Keyless:
         """
         with _translated_errors():
             token = _token()
-            return cls(SignerIdentity(identity=_identity(token), issuer=token.issuer))
+            who = SignerIdentity(identity=_identity(token), issuer=token.issuer, roles=("publisher",))
+            return cls(who)
 
     def sign(self, statement: Statement) -> Artifact:
         """Sign *statement*, and record the signature in the log.

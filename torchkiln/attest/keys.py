@@ -16,7 +16,7 @@ from torchkiln.attest import dsse
 from torchkiln.attest.dsse import PrivateKey, PublicKey, fingerprint
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.policy import Policy, TrustedKey
-from torchkiln.model.report import ROLES, Role
+from torchkiln.model.report import Role
 from torchkiln.util.strict_json import read_with_mode
 
 _PEM = 64 << 10  # maximum bytes of a file; a key has a few hundred
@@ -28,7 +28,7 @@ class KeyInRole:
     """A public key, and the roles in which it is trusted."""
 
     key: PublicKey
-    roles: tuple[Role, ...] = ROLES
+    roles: tuple[Role, ...]
 
     @property
     def fingerprint(self) -> str:
@@ -42,7 +42,7 @@ class SignerIdentity:
 
     identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
     issuer: str  # "https://token.actions.githubusercontent.com"
-    roles: tuple[Role, ...] = ROLES  # in which it is trusted
+    roles: tuple[Role, ...]  # in which it is trusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,17 +108,3 @@ def role_of(kind: str) -> Role:
 def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
     """The keys whose signatures count in that *role*."""
     return tuple(trusted.key for trusted in keys if role in trusted.roles)
-
-
-def role_named(text: str) -> tuple[tuple[Role, ...], str]:
-    """Split `ROLE=FILE` into roles and file; all roles if *text* names none.
-
-    >>> role_named("laboratory=lab.pem")
-    (('laboratory',), 'lab.pem')
-    >>> role_named("lab.pem")
-    (('publisher', 'laboratory'), 'lab.pem')
-    """
-    before, equals, rest = text.partition("=")
-    if equals and before in ROLES:
-        return (before,), rest
-    return ROLES, text

@@ -15,7 +15,7 @@ from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
-from torchkiln.model.report import Role, SignedReport
+from torchkiln.model.report import ROLES, Role, SignedReport
 from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
@@ -47,7 +47,8 @@ class ByKey:
     def matches(self, statement: Statement, data: bytes, kind: str) -> bool:
         """Whether *data* is *statement*, signed by this key; the bytes of ECDSA signatures may differ."""
         try:
-            found = Trust(keys=(KeyInRole(key=self.key.public_key()),)).open(data, kind, where="")
+            own = KeyInRole(key=self.key.public_key(), roles=ROLES["any"])
+            found = Trust(keys=(own,)).open(data, kind, where="")
         except VerificationFailed:
             return False
         return found.statement == statement and bool(found.signers)
@@ -171,5 +172,5 @@ def with_signer(trust: Trust, signer: Signer) -> Trust:
         return replace(trust, keys=(*trust.keys, own))
     job = getattr(signer, "signer", None)  # of `Keyless`; not imported: sigstore may be missing
     if trust.signer is None and isinstance(job, SignerIdentity):
-        return replace(trust, signer=replace(job, roles=("publisher",)))
+        return replace(trust, signer=job)
     return trust

@@ -22,7 +22,7 @@ from torchkiln.projects.gate.read import judge_image
 @click.command("gate", options_metavar="[OPTIONS]")
 @name_argument
 @selection
-@evidence_options
+@evidence_options("laboratory")
 @click.option("--nonce", metavar="WORD", help="require reports with this word, from `smoke run --nonce`")
 @images_folder
 @layout_option()

@@ -47,7 +47,7 @@ from torchkiln.registry.reference import parse_repository
     metavar="REGISTRY/REPOSITORY",
     help="where to publish: registry.example:5000/team/pytorch",
 )
-@evidence_options
+@evidence_options(None)  # own and other publishers' statements count, too
 @signing_options
 @click.option(
     "--tag",

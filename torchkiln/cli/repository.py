@@ -63,7 +63,7 @@ def _proofs() -> Path | None:
     show_default="docs/proofs, if it exists",
     help="with --site: the folder of smoke reports, and of the public keys that signed them",
 )
-@trust_options("--key")
+@trust_options("--key", only="publisher")
 @matrix_option
 @plain_http_option
 @json_option
@@ -172,7 +172,7 @@ def _row(image: CatalogEntry) -> list[str]:
 @click.argument("target", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
 @click.option("--reason", required=True, help="why the image is retracted; stored with it")
 @signing_options
-@trust_options()
+@trust_options(only="publisher")
 @matrix_option
 @plain_http_option
 @json_option

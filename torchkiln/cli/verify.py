@@ -31,7 +31,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|sha256:[0-9a-f]{64}")
 @click.command("verify")
 @click.argument("target", required=False, metavar="TAG|DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
 @selection_anywhere
-@trust_options("--key")
+@trust_options("--key", only=None)
 @click.option("--full", is_flag=True, help="also download the layers, and verify every byte")
 @click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")
 @click.option("--untrusted", is_flag=True, help="with --rebuild: build without a trusted key or identity")

@@ -40,7 +40,7 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
     untrusted = [report for report in needed.reports if not (report.signers or report.own)]
     signs = needed.signed or bool(untrusted)
     if any(report.signed for report in untrusted):
-        yield "if you trust the key that signed the report, name it: --trust PUBLIC.pem"
+        yield "if you trust the key that signed the report, name it: --trust laboratory=PUBLIC.pem"
     words = ["torchkiln", "smoke", needed.tag, *_selection(needed.checks, needed.suite)]
     if needed.of_project:  # names no checks: all checks of a project run within a minute
         words = ["torchkiln", "project", "smoke", "DIR"]
@@ -50,7 +50,7 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
     if signs and given.trust and not given.key:
         yield f"KEY.pem is the private key of {' or '.join(given.trust)}"
     if signs or given.reports:
-        trust = "" if given.trust or not signs else " --trust PUBLIC.pem"
+        trust = "" if given.trust or not signs else " --trust laboratory=PUBLIC.pem"
         yield f"then repeat this command with --report FILE{trust}"
 
 

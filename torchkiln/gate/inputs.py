@@ -53,7 +53,7 @@ class GateInputs:
         if self.policy.signed and not keys_for("laboratory", self.trusted):
             raise ConfigError(
                 f"the policy in {policy_file} requires signed reports, but no trusted key is given",
-                hint="name the signer's public key: --trust PUBLIC.pem, "
+                hint="name the signer's public key: --trust laboratory=PUBLIC.pem, "
                 "or `keys` in a file that --policy names",
             )
 

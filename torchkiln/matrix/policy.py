@@ -46,8 +46,8 @@ class TrustedKey:
     """A public key that the policy trusts."""
 
     file: str  # PEM, relative to matrix.yaml
-    until: str | None = None  # the last day, in UTC, on which it is trusted, "2027-03-31"
-    roles: tuple[Role, ...] = ROLES  # for which it is trusted
+    until: str | None  # the last day, in UTC, on which it is trusted, "2027-03-31"
+    roles: tuple[Role, ...]  # in which it is trusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +88,8 @@ def policy_of(data: Mapping[str, Any]) -> Policy:
 
 def _key(data: str | Mapping[str, Any]) -> TrustedKey:
     if isinstance(data, str):
-        return TrustedKey(file=data)
-    roles = (data["role"],) if "role" in data else ROLES
-    return TrustedKey(file=data["file"], until=data.get("until"), roles=roles)
+        data = dict(zip(("role", "file"), data.split("=", 1), strict=True))
+    return TrustedKey(file=data["file"], until=data.get("until"), roles=ROLES[data["role"]])
 
 
 def _exception(data: Mapping[str, Any]) -> PolicyException:

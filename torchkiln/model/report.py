@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -51,7 +52,12 @@ _Names = Annotated[tuple[fields.Name, ...], Meta(max_length=5000)]
 Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
 Verdict = Literal["pass", "fail", "inconclusive"]
 Role = Literal["publisher", "laboratory"]
-ROLES: tuple[Role, ...] = ("publisher", "laboratory")
+#: The roles of a key, by the word for them before the file's name: "laboratory=lab.pub.pem".
+ROLES: Mapping[str, tuple[Role, ...]] = {
+    "publisher": ("publisher",),
+    "laboratory": ("laboratory",),
+    "any": ("publisher", "laboratory"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from torchkiln.registry.referrers import Payload, listing, payload_of
 from torchkiln.sbom.bill import CYCLONEDX
 from torchkiln.smoke.attestation import PREDICATE, report_of
 
-NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
+NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --trust publisher=PUBLIC.pem"
 _MAX_DAMAGED = 20  # maximum damaged statements; if there are more, the download stops
 _SHOWN = 20  # maximum differences of SBOMs in a message
 _MAX_SHOWN = 3  # maximum retractions without a trusted signature that are shown

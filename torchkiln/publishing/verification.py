@@ -47,7 +47,7 @@ class Depth:
         if self.rebuild and not (trust.verifies or self.untrusted):
             raise ConfigError(
                 "--rebuild runs Python from the image, and no trusted key or identity is given",
-                hint="add --key PUBLIC.pem, or --untrusted; in both cases it runs in a sandbox",
+                hint="add --key publisher=PUBLIC.pem, or --untrusted; in both cases it runs in a sandbox",
             )
 
 
@@ -87,7 +87,7 @@ class Verified:
         if self.ignored:
             return (
                 f"statements that no trusted key signed: {self.ignored}; if a laboratory that you trust made "
-                "them, add --trust PUBLIC.pem with its key, otherwise do not run the image"
+                "them, add --trust laboratory=PUBLIC.pem, otherwise do not run the image"
             )
         return "do not run it; report it to its publisher, or use another tag: see `torchkiln ls`"
 

@@ -11,8 +11,8 @@ import click
 
 from torchkiln.attest.dsse import fingerprint
 from torchkiln.attest.keys import NamedKey, keys_for, public_keys
-from torchkiln.cli.shared.options import gathered, suite_option
-from torchkiln.cli.shared.reports import signature_line, trust
+from torchkiln.cli.shared.options import Decorator, gathered, suite_option
+from torchkiln.cli.shared.reports import signature_line, trust_option
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
@@ -30,6 +30,7 @@ from torchkiln.store.store import Store
 
 if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer
+    from torchkiln.model.report import Role
 
 _NOT_PROVED = {
     "replaced": "packages that replace those of the parent image",
@@ -75,22 +76,24 @@ class Evidence:
         return found
 
 
-evidence_options = gathered(
-    "evidence",
-    Evidence,
-    click.option(
-        "--report",
-        "report_files",
-        type=click.Path(path_type=Path, exists=True),
-        multiple=True,
-        metavar="REPORT",
-        help="a report, signed or not, or a folder of reports; repeatable  [default: the runs of this"
-        " machine]",
-    ),
-    trust,
-    policy_option,
-    suite_option,
-)
+def evidence_options(only: Role | None) -> Decorator:
+    """The options of an `Evidence`; *only*: the role of a key without one."""
+    return gathered(
+        "evidence",
+        Evidence,
+        click.option(
+            "--report",
+            "report_files",
+            type=click.Path(path_type=Path, exists=True),
+            multiple=True,
+            metavar="REPORT",
+            help="a report, signed or not, or a folder of reports; repeatable  [default: the runs of this"
+            " machine]",
+        ),
+        trust_option(only),
+        policy_option,
+        suite_option,
+    )
 
 
 def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateInputs:

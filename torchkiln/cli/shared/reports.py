@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.keys import NamedKey, keys_for, private_key, public_keys, role_named
-from torchkiln.cli.shared.options import EXISTING_FILE, FILE, gathered, suite_option
+from torchkiln.attest.keys import NamedKey, keys_for, private_key, public_keys
+from torchkiln.cli.shared.options import EXISTING_FILE, FILE, Decorator, gathered, suite_option
 from torchkiln.cli.shared.tables import paragraph
 from torchkiln.cli.shared.terminal import echo
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
-from torchkiln.model.report import Finding, SignedReport, SmokeReport
+from torchkiln.model.report import ROLES, Finding, Role, SignedReport, SmokeReport
 from torchkiln.smoke import attestation
 from torchkiln.smoke import report as forms
 from torchkiln.smoke.run import of_environment
@@ -27,22 +27,28 @@ from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import read_given
 
 
-def named_keys(
-    context: click.Context, parameter: click.Parameter, values: Sequence[str]
-) -> tuple[NamedKey, ...]:
-    """`PUBLIC.pem`, `publisher=PUBLIC.pem` or `laboratory=PUBLIC.pem`; each file must exist."""
-    found = []
-    for value in values:
-        roles, path = role_named(value)
-        role, equals, _ = path.partition("=")
-        if equals and not Path(path).exists():
-            raise click.BadParameter(
-                f"{role!r} is not a role; use publisher=PUBLIC.pem or laboratory=PUBLIC.pem",
-                context,
-                parameter,
-            )
-        found.append(NamedKey(path=EXISTING_FILE.convert(path, parameter, context), roles=roles))
-    return tuple(found)
+def in_roles(text: str, only: Role | None) -> tuple[tuple[Role, ...], str]:
+    """The roles and the value in *text*, `ROLE=VALUE`.
+
+    :param only: the role of a value without one; None: the command accepts signatures in both roles.
+    """
+    role, equals, value = text.partition("=")
+    if not (equals and role.isidentifier()):  # such as "https://…"
+        role, value = only or "", text
+    if value and role in ROLES:
+        return ROLES[role], value
+    lacks = "role" if value else "value"
+    wrong = f"{text!r} has no {lacks}" if role in ("", *ROLES) else f"{role!r} is not a role"
+    value = value or "VALUE"
+    raise click.BadParameter(f"{wrong}; write publisher={value}, laboratory={value}, or any={value} for both")
+
+
+def named_keys(only: Role | None) -> Callable[..., tuple[NamedKey, ...]]:
+    """A callback for `ROLE=PUBLIC.pem`; each file must exist."""
+    return lambda context, parameter, values: tuple(
+        NamedKey(path=EXISTING_FILE.convert(path, parameter, context), roles=roles)
+        for roles, path in (in_roles(value, only) for value in values)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,19 +76,23 @@ key_option = click.option(
     metavar="KEY.pem",
     help="with --report: also write a signed report beside it",
 )
-trust = click.option(
-    "--trust",
-    "trust_files",
-    callback=named_keys,
-    multiple=True,
-    metavar="[ROLE=]PUBLIC.pem",
-    help="require a signature by this key; if repeated, by one of them. ROLE: laboratory or publisher",
-)
+
+
+def trust_option(only: Role | None) -> Decorator:
+    """--trust of commands that read reports; *only*: the role of a key without one."""
+    return click.option(
+        "--trust",
+        "trust_files",
+        callback=named_keys(only),
+        multiple=True,
+        metavar="[ROLE=]PUBLIC.pem" if only else "ROLE=PUBLIC.pem",
+        help="require a signature of reports by this key in the role laboratory, or in any; repeatable",
+    )
 
 
 @click.command("show")
 @click.argument("report_file", metavar="REPORT", type=EXISTING_FILE)
-@trust
+@trust_option("laboratory")
 @click.option(
     "--json", "as_json", is_flag=True, help="print verdict, stated verdict, faults, signers as JSON"
 )
@@ -174,6 +184,5 @@ def signature_line(signed_report: SignedReport) -> str:
     """A text that says whether a report is signed, and by which keys."""
     if signed_report.signers:
         return f"signed by {', '.join(signed_report.signers)}"
-    return (
-        "signed, not verified: name the key with --trust PUBLIC.pem" if signed_report.signed else "unsigned"
-    )
+    hint = "name the key with --trust laboratory=PUBLIC.pem"
+    return f"signed, not verified: {hint}" if signed_report.signed else "unsigned"

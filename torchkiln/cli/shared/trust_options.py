@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from torchkiln.attest.keys import NamedKey, policy_keys, private_key, public_keys
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, gathered
-from torchkiln.cli.shared.reports import named_keys
+from torchkiln.cli.shared.reports import in_roles, named_keys
 from torchkiln.errors import ConfigError
 from torchkiln.util.places import MATRIX
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer, Trust
     from torchkiln.matrix.matrix import Matrix
     from torchkiln.matrix.policy import Policy
+    from torchkiln.model.report import Role
 
 _GITHUB = "https://token.actions.githubusercontent.com"
 
@@ -44,24 +45,28 @@ class Trusting:
     """The values of --trust, --identity, --issuer and --policy."""
 
     keys: tuple[NamedKey, ...]
-    identity: str | None
+    identity: tuple[tuple[Role, ...], str] | None
     issuer: str
     policy_file: Path | None
 
     def trust(self, active: ActivePolicy) -> Trust:
         """The keys of the active policy, and the keys and the identity of the command line."""
-        from torchkiln.attest.keys import SignerIdentity, role_named
+        from torchkiln.attest.keys import SignerIdentity
         from torchkiln.attest.signers import Trust
 
         signer = None
         if self.identity:
-            roles, address = role_named(self.identity)
+            roles, address = self.identity
             signer = SignerIdentity(identity=address, issuer=self.issuer, roles=roles)
         return Trust(keys=(*active.keys, *public_keys(self.keys)), signer=signer)
 
 
-def trust_options(*names: str) -> Decorator:
-    """The options of a `Trusting`; --trust also has *names*, in commands that do not sign."""
+def trust_options(*names: str, only: Role | None) -> Decorator:
+    """The options of a `Trusting`; --trust also has *names*, in commands that do not sign.
+
+    :param only: the role of a key or an identity without one.
+    """
+    role = "[ROLE=]" if only else "ROLE="
     return gathered(
         "trusting",
         Trusting,
@@ -69,14 +74,15 @@ def trust_options(*names: str) -> Decorator:
             *names,
             "--trust",
             "keys",
-            callback=named_keys,
+            callback=named_keys(only),
             multiple=True,
-            metavar="[ROLE=]PUBLIC.pem",
-            help="trust signatures by this key; repeatable. ROLE: publisher or laboratory, by default both",
+            metavar=f"{role}PUBLIC.pem",
+            help="trust signatures by this key; repeatable. ROLE: publisher, laboratory (reports), or any",
         ),
         click.option(
             "--identity",
-            metavar="[ROLE=]ADDRESS",
+            callback=lambda _context, _parameter, value: None if value is None else in_roles(value, only),
+            metavar=f"{role}ADDRESS",
             help="trust keyless signatures by this identity: the address of a CI workflow",
         ),
         click.option(
