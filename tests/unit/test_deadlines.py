@@ -1,13 +1,29 @@
-"""Time limits of requests to a server that sends one byte at a time, without end."""
+"""Time limits of requests and transfers, with servers that send nothing, or one byte at a time."""
 
 from __future__ import annotations
 
+import hashlib
+import socketserver
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.servers.hostile_index import HostileIndex, slowly
-from torchkiln.util.http.deadlines import Overdue
+from tests.servers.background import InBackground, QuietServer
+from tests.servers.hostile_index import HostileIndex, head, slowly
+from tests.stored import locked_file
+from torchkiln.errors import BuildFailed, RegistryError
+from torchkiln.index import download
+from torchkiln.index.download import DirectDownloads
+from torchkiln.index.session import IndexSession
+from torchkiln.index.settings import index_settings
+from torchkiln.model.digest import Digest
+from torchkiln.registry import reading
+from torchkiln.registry import session as registry_session
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.session import Registry
+from torchkiln.util.http.deadlines import LEAST, Overdue
 from torchkiln.util.http.session import LimitedSession, Network
 
 
@@ -54,3 +70,72 @@ def test_after_a_limit_the_thread_has_none(session: LimitedSession, url: str) ->
         session.get(url)
     with HostileIndex(lambda _: iter([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"])) as index:
         assert session.get(index.url).content == b"ok"
+
+
+# --- transfers --------------------------------------------------------------------------------------
+
+SIZE = 3 * LEAST
+SENT = head("x", f"Content-Length: {SIZE}")
+CHUNKED = head("x", "Transfer-Encoding: chunked")
+#: What a server sends, whatever it is asked: the beginning, and what it repeats without end.
+STALLS = {
+    "nothing": (b"", b""),
+    "a header byte by byte": (b"HTTP/1.1 200 OK\r\nX: ", b"y"),
+    "100 Continue without end": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "headers, then nothing": (SENT, b""),
+    "half of the body, then nothing": (SENT + bytes(SIZE // 2), b""),
+    "the body byte by byte": (SENT, b"x"),
+    "chunks of one byte": (CHUNKED, b"1\r\nx\r\n"),
+    "the size of a chunk byte by byte": (CHUNKED + b"1;", b"x"),
+    "TLS: nothing": (b"", b""),
+    "TLS: the server's hello byte by byte": (b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03", b"x"),
+}
+
+
+class Stalling(InBackground):
+    """Sends each client the *first* bytes, then *again* and *again*."""
+
+    def __init__(self, first: bytes, again: bytes) -> None:
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                for piece in slowly(first, again):
+                    self.request.sendall(piece)
+
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+
+
+@pytest.fixture(params=STALLS)
+def stalling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server that stalls; a transfer then fails after some attempts of 0.3 seconds."""
+    monkeypatch.setattr(download, "STALLED", 0.3)
+    monkeypatch.setattr(download, "GIVEN_UP", 1.0)
+    monkeypatch.setattr(registry_session, "_STALLED", 0.3)
+    monkeypatch.setattr(reading, "SILENCE", 1.0)
+    with Stalling(*STALLS[request.param]) as server:
+        yield f"{'https' if request.param.startswith('TLS') else 'http'}://{server.host}"
+
+
+LATE = r"timed out: (less than 64 KiB|no complete response) in 0\.3 seconds \([12] attempts?\)$"
+
+
+def test_a_download_without_progress_fails(stalling: str, tmp_path: Path) -> None:
+    """The error names the file, the server and the seconds."""
+    settings = index_settings({}, pip_config="", default_url=stalling)
+    downloads = DirectDownloads(IndexSession(settings), lambda file: f"{stalling}/{file.filename}")
+    wheel = locked_file("x", "1", "x-1-py3-none-any.whl", bytes(SIZE))
+
+    for _ in range(2):  # the second run begins with the bytes that the first has received
+        with pytest.raises(BuildFailed, match=f"^{stalling}/…/x-1-py3-none-any.whl: {LATE}") as caught:
+            downloads.fetch(wheel, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: False)
+        assert "another" in caught.value.hint
+
+
+def test_a_blob_without_progress_fails(stalling: str, tmp_path: Path) -> None:
+    host = stalling.partition("://")[2]
+    digest = Digest(f"sha256:{hashlib.sha256(bytes(SIZE)).hexdigest()}")
+    with Registry(host) as registry:
+        registry.origin = stalling
+        reader = RepositoryReader(registry, Repository(host=host, name="a/b"))
+        with pytest.raises(RegistryError, match=f"^{host}: blob {digest[:19]}: {LATE}"):
+            reader.fetch(digest, SIZE, tmp_path / "blob", lambda _: None)

@@ -25,9 +25,12 @@ from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile
+from torchkiln.util.http.deadlines import LEAST, Overdue
+from torchkiln.util.http.failures import reason_of
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
-_CHUNK = 1 << 20  # bytes of one read of the socket; larger reads only need more memory
+STALLED = 30.0  # seconds without progress after which another connection is tried
+GIVEN_UP = 60.0  # seconds without progress after which no further attempt begins
 # From this size on the first request has a Range too: a mirror that fetches the file itself may stream a
 # range, and hold a plain response back until it is complete (measured: 13 s for torch's wheel).
 _LARGE = 16 << 20
@@ -98,41 +101,53 @@ class Downloader(ABC, Generic[F]):
         """Read one response into *stream*."""
         have, file = stream.have, stream.file
         ranged = bool(have) or file.size >= _LARGE
-        with self._open(location.url, file, have, f"bytes={have}-" if ranged else "") as response:
+        byte_range = f"bytes={have}-" if ranged else ""
+        with self._opened(location.url, file, have, byte_range) as (response, received):
             skip = have if response.status_code == 200 else 0
-            with _broken_connections(), _shutdown_on_cancel(response, stream):
-                while not stream.done() and (chunk := response.raw.read(_CHUNK)):
+            with _shutdown_on_cancel(response, stream):
+                while not stream.done() and (chunk := response.raw.read(LEAST)):
                     stream.take(chunk[skip:])
                     skip = max(skip - len(chunk), 0)
+                    received(len(chunk))
         if not stream.done():
             raise Transient(f"connection closed after {stream.have} of {file.size} bytes")
 
     def _tail(self, location: FileAt, file: F, count: int) -> bytes | None:
         start = file.size - count
-        with self._open(location.url, file, start, f"bytes={start}-{file.size - 1}") as response:
+        byte_range = f"bytes={start}-{file.size - 1}"
+        with self._opened(location.url, file, start, byte_range) as (response, _):
             if response.status_code == 200:
                 return None
-            with _broken_connections():
-                data: bytes = response.raw.read(count)
+            data: bytes = response.raw.read(count)
         if len(data) != count:
             raise Transient("connection closed")
         return data
 
-    def _open(self, url: str, file: LockedFile, start: int, byte_range: str) -> requests.Response:
-        """The response to a GET: 200 with the size of *file*, or 206 from *start* if a range is requested."""
+    @contextlib.contextmanager
+    def _opened(
+        self, url: str, file: LockedFile, start: int, byte_range: str
+    ) -> Iterator[tuple[requests.Response, Callable[[int], None]]]:
+        """The response to a GET: 200 with the size of *file*, or 206 from *start* if a range is requested.
+
+        Its second part gets the number of bytes that the block receives: without progress the block ends.
+        """
         # identity: a compressed response would have neither the locked size nor the locked hash.
         headers = {"Accept-Encoding": "identity", **({"Range": byte_range} if byte_range else {})}
-        response = send(self._session, "GET", url, headers=headers, stream=True)
-        with contextlib.ExitStack() as opened:
-            opened.callback(response.close)
-            if response.status_code == 200:
-                _check_size(file, response.headers.get("Content-Length", ""))
-            elif response.status_code == 206 and byte_range:
-                _check_range(file, response, start)
-            else:
-                raise _HttpError(url, response.status_code)
-            opened.pop_all()  # the caller closes it
-        return response
+        try:
+            with (
+                self._session.deadlines.limit(STALLED, renewed=True) as received,
+                send(self._session, "GET", url, headers=headers, stream=True) as response,
+            ):
+                if response.status_code == 200:
+                    _check_size(file, response.headers.get("Content-Length", ""))
+                elif response.status_code == 206 and byte_range:
+                    _check_range(file, response, start)
+                else:
+                    raise _HttpError(url, response.status_code)
+                with _broken_connections():
+                    yield response, received
+        except Overdue as error:
+            raise Transient(reason_of(error)) from error
 
     def _retry(self, file: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
         """Call *step* with the file's location, with retries; None if the stream was cancelled."""
@@ -158,11 +173,11 @@ class Downloader(ABC, Generic[F]):
                 self._sleep(min(seconds, _POLL))
                 seconds -= _POLL
 
-        progress = Progress(lambda: stream.have if stream else 0)
+        progress = Progress(lambda: stream.have if stream else 0, LEAST)
         try:
-            return retry(attempt, sleep=sleep, progress=progress)
+            return retry(attempt, sleep=sleep, max_seconds=GIVEN_UP, progress=progress)
         except GivenUp as error:
-            raise unavailable(location.url, str(error)) from error
+            raise unavailable(location.url, error) from error
 
 
 class DirectDownloads(Downloader[F]):

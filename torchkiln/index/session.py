@@ -183,24 +183,24 @@ def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callab
             with session.deadlines.limit(end - time.monotonic()):
                 return step()
         except Overdue as error:
-            raise Transient("timed out") from error
+            raise Transient(reason_of(error)) from error
 
     try:
         return retry(limited, sleep=sleep, max_seconds=seconds)
     except GivenUp as error:
         if error.attempts == ATTEMPTS:
-            raise unavailable(url, str(error)) from error
+            raise unavailable(url, error) from error
         raise BuildFailed(
             f"{redact(url)}: {error}; no complete response within {TOTAL:.0f} seconds",
             hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index",
         ) from error
 
 
-def unavailable(url: str, reason: str) -> BuildFailed:
+def unavailable(url: str, error: GivenUp) -> BuildFailed:
     """The error after the last attempt."""
     return BuildFailed(
-        f"{redact(url)}: {reason} ({ATTEMPTS} attempts)",
-        hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index; "
+        f"{redact(url)}: {error} ({error.attempts} attempt{'s' * (error.attempts > 1)})",
+        hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index, or use another one; "
         "then run the command again; downloads resume",
     )
 

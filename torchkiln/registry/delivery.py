@@ -28,7 +28,8 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci.image import digest_of
 from torchkiln.registry.messages import Body, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import WRITES, Registry
+from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 from torchkiln.util.strict_json import open_plain
 
@@ -184,9 +185,10 @@ class Upload:
     def run(self) -> int:
         """Send the blob; returns the number of bytes sent."""
         try:
-            retry(self._attempt, sleep=self._registry.sleep, progress=Progress(lambda: self._have))
+            progress = Progress(lambda: self._have, LEAST)
+            retry(self._attempt, sleep=self._registry.sleep, max_seconds=WRITES, progress=progress)
         except GivenUp as error:
-            raise self._registry.unavailable(self._blob.what, str(error)) from error
+            raise self._registry.unavailable(self._blob.what, error) from error
         except VerificationFailed:
             self._abandon()
             raise

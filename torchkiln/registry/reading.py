@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -21,15 +20,15 @@ from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.messages import LIMIT, REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository, is_tag
-from torchkiln.registry.session import READS, Registry
+from torchkiln.registry.session import READS, SILENCE, Registry
 from torchkiln.util.files import replacing
+from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.retry import GivenUp, Progress, retry
 from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
 _ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, f"{_DOCKER}v2+json", f"{_DOCKER}list.v2+json"))
-_PROGRESS = 64 << 10  # bytes that an attempt must receive to count as progress
 _MOST_PAGES = 200
 _MOST_TAGS = 5000
 _LINK = 4 << 10  # characters of a Link header
@@ -249,11 +248,11 @@ class RepositoryReader:
             return self.registry.request_once(replace(request, into=take, quick=quick))
 
         # A server that sends one byte in each attempt makes no progress.
-        progress, patience = Progress(out.tell, _PROGRESS), READS if quick else math.inf
+        progress, patience = Progress(out.tell, LEAST), READS if quick else SILENCE
         try:
             response = retry(attempt, sleep=self.registry.sleep, max_seconds=patience, progress=progress)
         except GivenUp as error:
-            raise self.registry.unavailable(what, str(error), error.attempts) from error
+            raise self.registry.unavailable(what, error) from error
         if response.status not in (200, 206, 416):
             raise self.registry.http_error(what, response)
         if f"sha256:{hashed.hexdigest()}" != digest:

@@ -29,10 +29,11 @@ _FIRST_ATTEMPTS = 3  # for the first connection, which most often fails because 
 _RENEWALS = 3  # maximum new tokens for one request: a token may expire while other threads send requests
 _ALL = 256 << 20  # bytes of all documents from one registry
 READS = 40.0  # seconds of attempts and pauses after which a read is not retried
-_WRITES = 300.0  # the same for a write
-_PIECE = 1 << 20  # bytes of a body that are read at once
+WRITES = 300.0  # the same for a write
+_PIECE = 1 << 18  # bytes of a body that are read at once
 _CONNECT = 10.0  # seconds
-_SILENCE = 120.0  # seconds for a piece of a blob, and for a response: registries can be slow to send a 201
+_STALLED = 60.0  # seconds without progress of a blob
+SILENCE = 120.0  # seconds without progress of an upload: registries can be slow to send a 201
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
@@ -110,7 +111,7 @@ class Registry:
         :raises RegistryError: all attempts failed, or access is denied.
         """
         return self._retry(
-            request.what, lambda: self.request_once(request), READS if request.reads else _WRITES
+            request.what, lambda: self.request_once(request), READS if request.reads else WRITES
         )
 
     def request_once(self, request: HttpRequest) -> HttpResponse:
@@ -154,11 +155,13 @@ class Registry:
             f"{self.host}: {what}: {self._authenticator.redact(response.error_text())}", hint=hint
         )
 
-    def unavailable(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
+    def unavailable(self, what: str, error: GivenUp) -> RegistryError:
         """The error after the last attempt."""
-        count = f"{attempts} attempts" if attempts > 1 else "1 attempt; its Retry-After is too long"
+        count = f"{error.attempts} attempt{'s' * (error.attempts > 1)}"
+        if error.error.wait and error.attempts == 1:
+            count += "; its Retry-After is too long"
         return RegistryError(
-            f"{self.host}: {what}: {reason} ({count})",
+            f"{self.host}: {what}: {error} ({count})",
             hint="check the network, the proxy settings and the registry, then run the command again; "
             "a push skips blobs that the registry already has",
         )
@@ -205,7 +208,7 @@ class Registry:
         try:
             return retry(step, sleep=self.sleep, max_seconds=patience, attempts=attempts)
         except GivenUp as error:
-            raise self.unavailable(what, str(error), error.attempts) from error
+            raise self.unavailable(what, error) from error
 
     def _send(self, request: HttpRequest) -> HttpResponse:
         what = request.what
@@ -240,24 +243,25 @@ class Registry:
         :raises RegistryError: an unsafe redirect; a document that is too long or compressed.
         :raises OSError, HTTPError, RequestException, ValueError: errors of requests and urllib3.
         """
-        body = request.body
-        if body is not None and not isinstance(body, bytes):
-            body = Body(body.size, partial(self._renewing, body.pieces))
-        seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
+        seconds, body = _STALLED if request.reads else SILENCE, request.body
+        if quick := request.reads and (request.quick or not request.into):
+            seconds = _DOCUMENT
         try:
             with (
-                self._http.deadlines.limit(seconds),
+                self._http.deadlines.limit(seconds, renewed=not quick) as moved,
                 self._http.request(
                     request.method,
                     request.url,
                     headers=dict(request.headers),
-                    data=body,
+                    data=Body(body.size, partial(_reported, body.pieces, moved))
+                    if isinstance(body, Body)
+                    else body,
                     timeout=(_CONNECT, seconds),
                     stream=True,
                     allow_redirects=request.reads,
                 ) as response,
             ):
-                return self._answer(request, response)
+                return self._answer(request, response, moved)
         except requests.TooManyRedirects as error:
             raise RegistryError(
                 f"{self.host}: {request.what}: redirect loop: more than {redirects.MAX_REDIRECTS} redirects",
@@ -266,10 +270,14 @@ class Registry:
         except UnsafeRedirect as error:
             raise unsafe_redirect(self.host, request.what, str(error)) from error
 
-    def _answer(self, request: HttpRequest, response: requests.Response) -> HttpResponse:
+    def _answer(
+        self, request: HttpRequest, response: requests.Response, moved: Callable[[int], None]
+    ) -> HttpResponse:
         limit, what = request.limit, request.what
         if request.into and response.status_code in (200, 206):
-            request.into(response.status_code, self._pieces(response, renewed=not request.quick))
+            # Not `raw.stream`, which does not limit the length of a chunk's size line.
+            pieces = partial(iter, partial(response.raw.read, _PIECE, decode_content=False), b"")
+            request.into(response.status_code, _reported(pieces, moved))
             return HttpResponse(
                 url=response.url, status=response.status_code, headers=response.headers, body=b""
             )
@@ -283,21 +291,6 @@ class Registry:
         return HttpResponse(
             url=response.url, status=response.status_code, headers=response.headers, body=body[:limit]
         )
-
-    def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
-        """The pieces of a body; if *renewed*, the time limit starts again with each piece."""
-        # Not `raw.stream`, which does not limit the length of a chunk's size line.
-        while piece := response.raw.read(_PIECE, decode_content=False):
-            if renewed:
-                self._http.deadlines.renew(_SILENCE)
-            yield piece
-
-    def _renewing(self, pieces: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-        """*pieces* of a body to send; the time limit starts again with each."""
-        for piece in pieces():
-            self._http.deadlines.renew(_SILENCE)
-            yield piece
-        self._http.deadlines.renew(_SILENCE)
 
     def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(f"{self.host}: {what}: the response is {why}", hint=REGISTRY_AT_FAULT)
@@ -340,6 +333,13 @@ def unsafe_redirect(host: str, what: str, why: str) -> RegistryError:
         hint="the registry is at fault; if it is behind a proxy with https, set `host` or `relativeurls` "
         "in its configuration",
     )
+
+
+def _reported(pieces: Callable[[], Iterator[bytes]], moved: Callable[[int], None]) -> Iterator[bytes]:
+    """*pieces* of a body; *moved* gets the size of each before the next."""
+    for piece in pieces():
+        yield piece
+        moved(len(piece))
 
 
 def _bounded(response: requests.Response, most: int) -> Iterator[bytes]:

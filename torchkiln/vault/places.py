@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -165,20 +165,26 @@ class RegistryVault:
     def _registry(self) -> Registry:
         return open_registry(self._repository, self._environ)
 
-    def has(self, digest: Digest, size: int) -> bool:
-        blob = Blob(digest=digest, source=b"", size=size)
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
         if self._lost:  # each request to a registry that does not answer takes seconds
             raise self._lost
         try:
-            return Delivery(self._registry, self._repository).is_there(blob)
+            yield
         except RegistryError as error:
             self._lost = error
             raise
 
+    def has(self, digest: Digest, size: int) -> bool:
+        with self._asked():
+            blob = Blob(digest=digest, source=b"", size=size)
+            return Delivery(self._registry, self._repository).is_there(blob)
+
     def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
         if not self.has(digest, size):
             return False
-        RepositoryReader(self._registry, self._repository).fetch(digest, size, path, on_progress)
+        with self._asked():
+            RepositoryReader(self._registry, self._repository).fetch(digest, size, path, on_progress)
         return True
 
     def prepare(self) -> None:

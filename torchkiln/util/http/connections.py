@@ -121,6 +121,16 @@ class LimitedAdapter(HTTPAdapter):
         class Secure(Plain, HTTPSConnection):
             """Like `Plain`, for TLS: `super()` in the methods of `Plain` is HTTPSConnection here."""
 
+            def connect(self) -> None:
+                with contextlib.ExitStack() as self._connecting:
+                    super().connect()
+
+            def _new_conn(self) -> socket.socket:
+                # TLS takes the descriptor away from this object before its handshake, which can be endless.
+                connected = super()._new_conn()
+                opened.use(self._connecting.enter_context(connected.dup()))
+                return connected
+
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain
 

@@ -1,4 +1,4 @@
-"""Limits the total time of a request: after its deadline, the thread's connection is shut down.
+"""Limits the time of a request, or of a transfer without progress: then its connection is shut down.
 
 A socket time-out restarts with each byte, so a server that sends one byte a second never reaches it.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torchkiln.util.http.connections import OpenSockets
 
+LEAST = 64 << 10  # bytes that count as progress of a transfer
 _IDLE = 1.0  # seconds without a limit after which the watcher thread ends
 
 
@@ -31,25 +32,34 @@ class Deadlines:
         self._watcher: threading.Thread | None = None
 
     @contextmanager
-    def limit(self, seconds: float) -> Iterator[None]:
-        """Let the block take at most *seconds*, counted from the last `renew`.
+    def limit(self, seconds: float, *, renewed: bool = False) -> Iterator[Callable[[int], None]]:
+        """Let the block take at most *seconds*. Inside another limit, the earlier deadline applies.
 
-        Inside another limit, the earlier deadline applies.
-
+        :param renewed: let it take so long for each `LEAST` bytes, which it reports to the function.
         :raises Overdue: it took longer.
         """
-        outer = self._begin(seconds)
+        seconds, outer = self._begin(seconds)
+        missed = f"less than {LEAST >> 10} KiB" if renewed else "no complete response"
+        overdue, moved = Overdue(f"timed out: {missed} in {round(seconds, 1):g} seconds"), 0
+
+        def report(count: int) -> None:
+            nonlocal moved
+            moved += count
+            if renewed and moved >= LEAST:
+                moved = 0
+                self._renew(seconds)
+
         try:
-            yield
+            yield report
         except Exception as error:
             if self._end(outer):
-                raise Overdue(f"no complete response in {seconds:g} seconds") from error
+                raise overdue from error
             raise
         except BaseException:  # KeyboardInterrupt, for example, is not an overdue response
             self._end(outer)
             raise
         if self._end(outer):  # no error: after a shutdown, a body without a length seems complete
-            raise Overdue(f"no complete response in {seconds:g} seconds")
+            raise overdue
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -70,25 +80,25 @@ class Deadlines:
         bound = self._bounds.get(threading.get_ident())
         return seconds if bound is None else max(min(seconds, bound - time.monotonic()), 0.0)
 
-    def renew(self, seconds: float) -> None:
+    def _renew(self, seconds: float) -> None:
         """Set the deadline of this thread to *seconds* from now."""
         me = threading.get_ident()
         with self._changed:
             if me in self._until and me not in self._late:
-                self._until[me] = time.monotonic() + seconds
+                self._until[me] = time.monotonic() + self.left(seconds)
 
-    def _begin(self, seconds: float) -> float | None:
-        """Set a deadline; returns the outer one."""
-        me = threading.get_ident()
+    def _begin(self, seconds: float) -> tuple[float, float | None]:
+        """Set a deadline; returns the seconds until then, and the outer deadline."""
+        me, now = threading.get_ident(), time.monotonic()
         with self._changed:
             outer = self._until.get(me)
-            end = time.monotonic() + self.left(seconds)
-            self._restart(me, end if outer is None else min(end, outer))
+            seconds = self.left(seconds) if outer is None else min(self.left(seconds), max(outer - now, 0.0))
+            self._restart(me, now + seconds)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="deadlines", daemon=True)
                 self._watcher.start()
             self._changed.notify()
-        return outer
+        return seconds, outer
 
     def _end(self, outer: float | None) -> bool:
         """Restore the outer deadline; return whether the inner deadline was exceeded."""

@@ -19,8 +19,8 @@ _MAX_TEXT = 120  # characters of a library's message
 def reason_of(error: BaseException) -> str:
     """Why the request failed, in a phrase: "connection refused", "host name does not resolve" …"""
     causes = list(_causes(error))
-    if any(isinstance(cause, Overdue) for cause in causes):  # the time limit caused all other errors
-        return "timed out"
+    if overdue := next((cause for cause in causes if isinstance(cause, Overdue)), None):
+        return str(overdue)  # the time limit caused all other errors
     proxy = "proxy: " if any(isinstance(cause, exceptions.ProxyError) for cause in causes) else ""
     return proxy + (_innermost(causes) or f"no connection ({type(causes[-1]).__name__})")
 

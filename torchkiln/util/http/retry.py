@@ -51,20 +51,21 @@ class GivenUp(Exception):
 
 
 class Progress:
-    """Counts the failures since the last progress, so that a transfer with progress is always retried.
+    """Counts failures and seconds since the last progress, so that a transfer with progress is retried.
 
     :param measure: returns a number that increases with the progress, such as bytes.
     :param step: the smallest increase that counts as progress.
     """
 
     def __init__(self, measure: Callable[[], int] = lambda: 0, step: int = 1) -> None:
-        self._measure, self._step, self._before, self.failures = measure, step, measure(), 0
+        self._measure, self._step, self._before = measure, step, measure()
+        self.failures, self.paused, self.since = 0, 0.0, time.monotonic()
 
     def failed(self) -> None:
         """Count a failed attempt."""
         now = self._measure()
         if now >= self._before + self._step:
-            self.failures, self._before = 0, now
+            self.failures, self.paused, self._before, self.since = 0, 0.0, now, time.monotonic()
         self.failures += 1
 
 
@@ -78,7 +79,7 @@ def retry(
 ) -> T:
     """The result of *step*, which is repeated with increasing pauses while it raises `Transient`.
 
-    :param max_seconds: time of attempts and pauses after which no further attempt begins.
+    :param max_seconds: time of attempts and pauses without progress after which no further attempt begins.
     :raises GivenUp: *attempts* failed in a row without progress, or *max_seconds* have passed.
     """
     count = progress or Progress()
@@ -86,11 +87,13 @@ def retry(
     def wait(state: tenacity.RetryCallState) -> float:
         count.failed()
         error = _error(state)
-        return 0.0 if error.at_once else pause(count.failures, error.wait)
+        seconds = 0.0 if error.at_once else pause(count.failures, error.wait)
+        count.paused += seconds
+        return seconds
 
     def stop(state: tenacity.RetryCallState) -> bool:
-        spent = max(state.seconds_since_start or 0.0, state.idle_for)
-        return count.failures >= attempts or spent + state.upcoming_sleep >= max_seconds
+        spent = max(time.monotonic() - count.since + state.upcoming_sleep, count.paused)
+        return count.failures >= attempts or spent >= max_seconds
 
     loop = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Transient), wait=wait, stop=stop, sleep=sleep
