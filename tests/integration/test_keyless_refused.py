@@ -12,6 +12,7 @@ from tests.keyless_scene import TRUST, Job, Prepared, a_job, a_prepared_publishe
 from tests.reports import TAG
 from tests.servers.sigstore_ca import new_key
 from tests.servers.sigstore_server import CERT, PROOFS, REQUEST_TOKEN, TIME, TOKEN
+from torchkiln.attest import keyless
 from torchkiln.attest.keyless import _text
 from torchkiln.errors import KilnError
 
@@ -97,6 +98,18 @@ def test_an_unreachable_service(scene: Job) -> None:
     file.write_text(file.read_text().replace(scene.sigstore.url, "http://127.0.0.1:9"))
 
     assert refused(scene, 8).message == f"Sigstore: http://127.0.0.1:9{CERT}: failed to connect"
+
+
+@pytest.mark.parametrize("place", [TOKEN, CERT, REKOR])
+def test_a_service_that_sends_one_byte_at_a_time(
+    scene: Job, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyless, "_SECONDS", 2.0)
+    scene.sigstore.behaviour.answers[place] = (200, b"")
+    message = refused(scene, 8).message
+
+    assert message.startswith("Sigstore: timed out: no complete response in 2 seconds from ")
+    assert scene.sigstore.url.removeprefix("http://") in message
 
 
 def test_a_token_for_another_audience(scene: Job) -> None:

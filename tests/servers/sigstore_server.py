@@ -46,7 +46,7 @@ CLAIMS = {
     "job_workflow_ref": WORKFLOW,
     "runner_environment": "github-hosted",
 }
-#: path → (status, body): responses that replace the correct ones
+#: path → (status, body): responses that replace the correct ones; without a body they take ten seconds
 Answers = dict[str, tuple[int, bytes]]
 TOKEN, CERT, TIME = "/token", "/api/v2/signingCert", "/api/v1/timestamp"
 PROOFS = ("/api/v1/log/entries", "/api/v2/log/entries")
@@ -210,7 +210,11 @@ def _handler(server: SigstoreServer) -> type[QuietHandler]:
             """Send the replacement for *path*, if there is one; returns whether it was sent."""
             replacement = server.behaviour.answers.get(path)
             if replacement:
-                self.answer(replacement[0], {}, replacement[1])
+                slow = {"Content-Length": "99"} if not replacement[1] else {}
+                self.answer(replacement[0], slow, replacement[1])
+                for _ in range(99 if slow else 0):  # the body byte by byte
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
             return replacement is not None
 
         def send_json(self, status: int, document: Any) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import requests
 
@@ -24,11 +27,14 @@ from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFa
 from torchkiln.oci.artifact import Artifact
 
 if TYPE_CHECKING:
-    from sigstore.models import ClientTrustConfig
+    from sigstore.models import Bundle, ClientTrustConfig
     from sigstore.oidc import IdentityToken
 
+T = TypeVar("T")
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # variable: the path of the ClientTrustConfig of a private Sigstore
+_SECONDS = 60.0  # for all requests of a signature, to be answered
 _NO_PERMISSION = "in GitHub Actions add `permissions: id-token: write` to the job; elsewhere: --key KEY.pem"
+_NETWORK = "check the network, or sign with a key: --key KEY.pem"
 # A service's error may contain the request, with the token. Messages must contain neither.
 _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
 
@@ -60,9 +66,15 @@ class Keyless:
             from sigstore import dsse
             from sigstore.sign import SigningContext
 
-            context = SigningContext.from_trust_config(_trust())
-            with context.signer(_token()) as signer:
-                bundle = signer.sign_dsse(dsse.Statement(payload(statement)))
+            config, token = _trust(), _token()
+            services = config.signing_config
+            places = (services.get_fulcio(), *services.get_tlogs(), *services.get_tsas())
+
+            def signed() -> Bundle:
+                with SigningContext.from_trust_config(config).signer(token) as signer:
+                    return signer.sign_dsse(dsse.Statement(payload(statement)))
+
+            bundle = _in_time(signed, ", ".join(getattr(place, "url", "") for place in places))
         data = bundle.to_json().encode()
         return Artifact(kind=BUNDLE_TYPE, data=data, annotations=artifact_annotations(statement.kind))
 
@@ -125,7 +137,8 @@ def _token() -> IdentityToken:
     """
     from sigstore.oidc import IdentityToken, detect_credential
 
-    if raw := detect_credential():
+    server = urlsplit(os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL", "")).netloc.rpartition("@")[2]
+    if raw := _in_time(detect_credential, server or "the token server of this job"):
         return IdentityToken(raw)
     raise ConfigError(
         "--keyless requires a CI job with an OpenID identity: no credentials found", hint=_NO_PERMISSION
@@ -169,7 +182,29 @@ def _public() -> ClientTrustConfig:
     """The configuration of the public Sigstore; cached, because it is downloaded."""
     from sigstore.models import ClientTrustConfig
 
-    return ClientTrustConfig.production()
+    return _in_time(ClientTrustConfig.production, "the server of the public Sigstore's keys")
+
+
+def _in_time(step: Callable[[], T], servers: str) -> T:
+    """The result of *step*, whose library waits for *servers* without a limit; a late step is left behind.
+
+    :raises ToolMissing: it takes longer than `_SECONDS`.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(step())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    if not outcome.done():
+        late = f"timed out: no complete response in {_SECONDS:g} seconds from {servers}"
+        raise ToolMissing(f"Sigstore: {late}", hint=_NETWORK)
+    return outcome.result()
 
 
 @contextmanager
@@ -205,9 +240,7 @@ def _translated_errors() -> Iterator[None]:
             " ClientTrustConfig",
         ) from None
     except Exception as error:  # errors of Fulcio, Rekor and the network have no common class
-        raise ToolMissing(
-            f"Sigstore: {_text(error)}", hint="check the network, or sign with a key: --key KEY.pem"
-        ) from None
+        raise ToolMissing(f"Sigstore: {_text(error)}", hint=_NETWORK) from None
 
 
 def _text(error: BaseException) -> str:
