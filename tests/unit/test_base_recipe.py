@@ -9,12 +9,14 @@ from textwrap import dedent
 
 import pytest
 
+from torchkiln.base import mmdebstrap
 from torchkiln.base.complaint import complaint
 from torchkiln.base.mmdebstrap import build, command
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
 from torchkiln.docker.build_locked import apt_secrets
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
+from torchkiln.model.progress import UNREPORTED
 from torchkiln.store.store import Store
 
 MIRROR, SECURITY_MIRROR, KEYRING = variables(recipe("debian12"))
@@ -168,6 +170,20 @@ def failure_of(lines: str) -> BuildFailed:
         elsewhere="another one",
         keys="its keys",
     )
+
+
+def test_an_archive_without_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last line of apt names the file and the server."""
+    monkeypatch.setattr(mmdebstrap, "STALLED", 0.5)
+    argv = ["sh", "-c", "echo Get:1 http://archive.test/x.deb >&2; sleep 600"]
+    env = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    with (
+        pytest.raises(
+            BuildFailed, match=r"timed out: no progress in 0\.5 seconds after: Get:1 http://archive"
+        ),
+        mmdebstrap.running(argv, env, recipe("debian12"), UNREPORTED) as tar,
+    ):
+        assert tar.read() == b""
 
 
 def test_an_unreachable_archive_is_named_once_with_a_hint() -> None:

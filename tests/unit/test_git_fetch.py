@@ -20,6 +20,7 @@ import pytest
 from tests.checkouts import git as run_git
 from tests.servers.certificate import self_signed
 from tests.servers.git_server import GitServer, needs_git_server
+from tests.unit.test_deadlines import STALLS, Stalling
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.index.settings import index_settings
 from torchkiln.projects.sources import git as fetching
@@ -286,6 +287,16 @@ def test_limits_of_each_process(scene: Scene) -> None:
     git = scene.git()
     for option, limit in (("v", fetching.MEMORY >> 10), ("f", 2 * fetching.DISK >> 9), ("c", 0)):
         assert git.run("-c", f"alias.limit=!ulimit -{option}", "limit").decode().strip() == str(limit)
+
+
+def test_a_server_without_progress(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """git limits the speed of a transfer, but not the time of a TLS handshake."""
+    monkeypatch.setattr(fetching, "STALLED", 1.0)
+    with Stalling(*STALLS["TLS: the server's hello byte by byte"]) as server:
+        for ask in (lambda git, url: git.fetch(url, "1" * 40), lambda git, url: git.references(url, "x")):
+            with pytest.raises(BuildFailed, match=r"git: timed out: no progress in 1 seconds$") as caught:
+                ask(scene.git(), f"https://{server.host}/x")
+            assert server.host in caught.value.message
 
 
 def test_a_server_that_does_not_answer(scene: Scene) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -45,6 +46,7 @@ _HIDDEN = re.compile(
     r"I: (chroot arch|skipping|running (--|special)|nothing to|no essential|using|removing|done|success"
     r"|main\(\) received signal)"
 )
+STALLED = 600.0  # seconds without a line of output, which names each file that apt downloads
 DEBS = "/var/cache/apt/archives"
 PINS = "/etc/apt/preferences.d/torchkiln"
 _SOURCES = '"$1"/etc/apt/sources.list'
@@ -288,7 +290,7 @@ def running(
         stack.enter_context(_watched(process.pid))
         assert process.stdout is not None
         assert process.stderr is not None
-        listener = threading.Thread(target=_listen, args=(process.stderr, last, report), daemon=True)
+        listener = threading.Thread(target=_listen, args=(process, last, report), daemon=True)
         listener.start()
         try:
             yield process.stdout
@@ -327,10 +329,24 @@ def _watched(group: int) -> Iterator[None]:
             watchdog.kill()
 
 
-def _listen(stream: IO[bytes], last: deque[str], report: Reporting) -> None:
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """The lines of stderr. The process is ended if it prints nothing for too long: apt has no such limit."""
+    assert process.stderr is not None
+    line, text = "", b""
+    while select.select([process.stderr], [], [], STALLED)[0]:
+        if not (piece := os.read(process.stderr.fileno(), 1 << 16)):
+            yield text.decode(errors="replace")
+            return
+        *lines, text = (text + piece).split(b"\n")
+        for line in (raw.decode(errors="replace").rstrip() for raw in lines):
+            yield line
+    yield f"E: timed out: no progress in {STALLED:g} seconds after: {line}"
+    _kill(process)
+
+
+def _listen(process: subprocess.Popen[bytes], last: deque[str], report: Reporting) -> None:
     """Read mmdebstrap's stderr: keep its last lines, and report its steps and the packages."""
-    for raw in stream:
-        line = raw.decode(errors="replace").rstrip()
+    for line in _lines(process):
         if line:
             last.append(line)
         # apt announces the essential packages of a base first, and the others after these are configured.
@@ -346,6 +362,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM, so that mmdebstrap removes its folder (which a namespace may own), then SIGKILL."""
     assert process.stdout is not None
     process.stdout.close()  # unblock writers
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -32,6 +32,7 @@ from torchkiln.util.files import tree_size
 from torchkiln.util.sizes import size
 
 SECONDS = 600.0  # time limit for one package
+STALLED = 120.0  # seconds without progress: git has no limit for a TLS handshake
 DISK = 1 << 30  # bytes on disk, of the repository
 MEMORY = 4 << 30  # bytes of address space of each process
 OUTPUT = 64 << 20  # bytes that a command prints
@@ -42,7 +43,7 @@ _SETTINGS = (
     "protocol.https.allow=always",
     "protocol.version=2",  # with version 2, a server sends any commit that it has
     "http.followRedirects=initial",
-    "http.lowSpeedLimit=100",  # bytes per second
+    "http.lowSpeedLimit=1024",  # bytes per second
     "http.lowSpeedTime=60",
     "credential.helper=",
     "core.hooksPath=/dev/null",
@@ -160,7 +161,7 @@ class Git:
                 start_new_session=True,  # no terminal; the whole process group is killed at the end
             )
             try:
-                exceeded = self._watch(process, most or OUTPUT)
+                exceeded = self._watch(process, most or OUTPUT, url)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -194,14 +195,22 @@ class Git:
             "GIT_DIR": str(self.folder / "repository"),
         }
 
-    def _watch(self, process: subprocess.Popen[bytes], most: int) -> str:
-        """Wait for *process*; returns the limit that was exceeded, "" if none."""
+    def _watch(self, process: subprocess.Popen[bytes], most: int, url: str) -> str:
+        """Wait for *process*; returns the limit that was exceeded, "" if none.
+
+        :raises BuildFailed: it writes nothing for too long.
+        """
+        written, since = -1, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
                 return self._too_much(most)
             if time.monotonic() > self.end:
                 return f"{SECONDS / 60:.0f} minutes"
+            if (now := tree_size(self.folder)[0]) != written:
+                written, since = now, time.monotonic()
+            if time.monotonic() > since + STALLED:
+                raise _failed(f"timed out: no progress in {STALLED:g} seconds", url)
             if exceeded := self._too_much(most):
                 return exceeded
 
