@@ -96,8 +96,11 @@ class Stalling(InBackground):
     """Sends each client the *first* bytes, then *again* and *again*."""
 
     def __init__(self, first: bytes, again: bytes) -> None:
+        outer, self.count = self, 0  # clients
+
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
+                outer.count += 1
                 for piece in slowly(first, again):
                     self.request.sendall(piece)
 

@@ -12,6 +12,7 @@ import pytest
 from tests.deb_files import Package
 from tests.servers.deb_server import DebServer
 from tests.stored import put
+from tests.unit.test_deadlines import STALLS, Stalling
 from torchkiln.base import artefact
 from torchkiln.base.archive import commit_files, record_files
 from torchkiln.base.deb_archive import Debs, DebSource
@@ -22,6 +23,7 @@ from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, describe, effects_path, learn, read_effects
 from torchkiln.base.tree_tar import mmdebstrap_tar
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.index import download
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, OsPackage
 from torchkiln.model.progress import Reporting
@@ -216,6 +218,21 @@ def test_a_source_that_is_unreachable_is_not_asked_for_each_package(
     with pytest.raises(BuildFailed, match=NOT_FOUND.format(3)):
         scene.ensure()
     assert asked == ["archive", "snapshot", "snapshot"]
+
+
+def test_a_source_without_progress_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packages come from the snapshot, and it is not asked for each."""
+    monkeypatch.setattr(download, "STALLED", 0.2)
+    monkeypatch.setattr(download, "GIVEN_UP", 0.2)
+    monkeypatch.setattr("torchkiln.base.plain_tree.STREAMS", 1)
+    for deb in scene.files.debs:
+        time = "20261126T210335Z" if deb.security else "20260711T101637Z"
+        found = scene.server.snapshots.setdefault(("debian-security" if deb.security else "debian", time), {})
+        found |= dict([scene.gone(deb.name)])
+    with Stalling(*STALLS["nothing"]) as mirror:
+        address = f"http://{mirror.host}"
+        made = scene.ensure(TORCHKILN_DEBIAN_MIRROR=address, TORCHKILN_DEBIAN_SECURITY_MIRROR=address)
+    assert (made, mirror.count) == (scene.base, 1)
 
 
 def test_without_locked_only_the_present_packages_are_used_from_then_on(

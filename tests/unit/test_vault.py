@@ -20,6 +20,7 @@ import pytest
 from tests.published import a_built_publisher
 from tests.publisher import Publisher
 from tests.reports import TAG
+from tests.servers.hostile_index import HostileIndex, head, slowly
 from tests.servers.registry_server import RegistryServer
 from tests.unpublished import FakeIndex, IndexWithout, taken
 from torchkiln.engine.environment import Environment
@@ -30,6 +31,8 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.oci.image import canonical_json, descriptor, digest_of
+from torchkiln.registry import reading
+from torchkiln.registry import session as registry_session
 from torchkiln.registry.session import Registry
 from torchkiln.vault import places
 from torchkiln.vault.places import FolderVault, Vault, vault_at, vaults_of
@@ -293,6 +296,21 @@ def test_a_lost_registry_is_skipped(folder: Scene, tmp_path: Path, monkeypatch: 
 
     fetcher = VaultFetcher((lost, folder.vault), IndexWithout())
     assert taken(fetcher, wheel, tmp_path / "part") == wheel.sha256
+
+
+def test_a_registry_without_progress_is_given_up(
+    folder: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has each file, but sends none: the next vault is asked, and for other files only that."""
+    monkeypatch.setattr(registry_session, "_STALLED", 0.2)
+    monkeypatch.setattr(reading, "SILENCE", 0.2)
+    folder.keep()
+    with HostileIndex(lambda _: slowly(head(), b"")) as server:
+        lost = vault_at(server.url.replace("http:", "oci:"), {})
+        fetcher = VaultFetcher((lost, folder.vault), IndexWithout())
+        for number, wheel in enumerate(folder.locked.wheels[:2]):
+            assert taken(fetcher, wheel, tmp_path / str(number)) == wheel.sha256
+    assert len(server.requests) == 2  # whether it is there, and the file
 
 
 # --- names and commands -----------------------------------------------------------------------------
