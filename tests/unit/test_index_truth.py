@@ -269,6 +269,8 @@ def test_conflicting_requirements_are_reported_as_such(server: IndexServer, tmp_
     server.add("simple", "other", "2.0")
     with pytest.raises(Unresolvable, match=r"^the requirements conflict:\n"):
         index_at(server.url("simple"), tmp_path).wheels(REQUEST)
+    with pytest.raises(Unresolvable, match=r"^no version of other satisfies the requirements:\n"):
+        index_at(server.url("simple"), tmp_path).wheels(replace(REQUEST, requirements=("other==3",)))
     with pytest.raises(Unresolvable, match="/…/nothing: HTTP 404 Not Found: no such project"):
         index_at(server.url("simple"), tmp_path).wheels(replace(REQUEST, requirements=("nothing",)))
 

@@ -101,7 +101,7 @@ class PackageIndex:
         files: tuple[ListedFile, ...] = ()
         if not excludes_index(local):
             with suppress(Unresolvable) if local else nullcontext():
-                files = self.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
+                files, _ = self.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
         return newest_of(merged(files, local), allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
 
     def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:

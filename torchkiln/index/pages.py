@@ -168,8 +168,8 @@ class Pages:
             )
         return size
 
-    def uploaded_before(self, as_of: str, name: str, index: Source) -> tuple[ListedFile, ...]:
-        """The files of project *name* that were uploaded before the day *as_of* (UTC).
+    def uploaded_before(self, as_of: str, name: str, index: Source) -> tuple[tuple[ListedFile, ...], int]:
+        """The files of project *name* from before the day *as_of* (UTC), and the number of the others.
 
         The page is read again as long as some of its wheels have a date and others do not. A file without a
         date is included, because some indexes have no dates; a lock from such an index keeps its versions.
@@ -190,7 +190,8 @@ class Pages:
             if all(dated) or not any(dated):
                 break
             fresh = True
-        return tuple(file for file in files if not (date := dates[file.filename]) or date < limit)
+        old = tuple(file for file in files if not (date := dates[file.filename]) or date < limit)
+        return old, len(files) - len(old)
 
     @contextmanager
     def page(self, name: str, index: Source, *, fresh: bool) -> Iterator[Page]:

@@ -49,7 +49,7 @@ class Relay:
 
     def __init__(self, pages: Pages, *, as_of: str, local: Collection[LocalWheel] = ()) -> None:
         self.failures: list[Exception] = []  # in the order in which they happened
-        self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
+        self.missing: dict[str, Unresolvable] = {}  # projects of which uv sees no files: why
         self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv does not see, with reasons
         self.builds = 0  # METADATA of local wheels for which uv waits now
         self._pages, self._as_of, self._local = pages, as_of, local
@@ -101,12 +101,13 @@ class Relay:
             if len(self._projects) > PROJECTS:
                 raise _limit_exceeded(name, PROJECTS, "projects")
         local = of_project(self._local, name)
-        old = () if excludes_index(local) else self._listed(name, index)
-        if old is None and not local:
-            return None
-        safe, left_out = release_files(old or (), name)
+        old, new = ((), 0) if excludes_index(local) else self._listed(name, index)
+        safe, left_out = release_files(old, name)
         files = merged(safe, local)
         self.left_out[name] = tuple(f"{file}: {why}" for file, why in left_out.items())
+        if not files:
+            self.missing.setdefault(name, self._nothing(name, listed=len(old), new=new))
+            return None
         self._count(name, "files", len(files))
         with self._guard:
             self._files |= {file.sha256: (file, index) for file in files}
@@ -114,14 +115,25 @@ class Relay:
         document = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": entries}
         return json.dumps(document, separators=(",", ":")).encode()
 
-    def _listed(self, name: str, index: Source) -> tuple[ListedFile, ...] | None:
-        """The files on the page of *name* that are old enough; None: *index* does not have the project."""
+    def _listed(self, name: str, index: Source) -> tuple[tuple[ListedFile, ...], int]:
+        """The files on the page of *name* that are old enough, and the number of the others."""
         try:
             with self._pages.session.deadlines.within(TOTAL):
                 return self._pages.uploaded_before(self._as_of, name, index)
         except Unresolvable as error:
             self.missing[name] = error
-            return None
+            return (), 0
+
+    def _nothing(self, name: str, *, listed: int, new: int) -> Unresolvable:
+        """The error if a resolver could use none of the *listed* files, and *new* others are too new."""
+        why, left_out = "its page on the index lists no files", self.left_out[name]
+        if left_out:
+            why = "\n  ".join(("the index lists no valid file of it:", *left_out[:5]))
+        elif listed:
+            why = "the index lists neither wheels nor sdists of it"
+        elif new:
+            why = f"all of its files ({new}) were uploaded on {self._as_of} or later"
+        return Unresolvable(f"{name}: {why}", hint="use an index that has it, or lock with a later date")
 
     def _beside(self, sha256: str) -> bytes | None:
         if sha256 not in self._files:

@@ -42,6 +42,7 @@ MEMORY = 320 << 20  # bytes of memory that uv may use; a cell takes a quarter of
 CPU = 40  # seconds of processor time, of all cores together; a cell takes two
 SECONDS = 900.0  # of wall clock time
 _POLL = 0.05  # seconds between two checks of uv
+_NOISE = ("warning:", "hint:", "error: No solution found")
 _STDERR = 1 << 20  # bytes of uv's messages that are read
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -50,6 +51,31 @@ _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNKNOWN = re.compile(
     r"(?:Because )?(\S+) was not found in the (?:package registry|provided package locations)"
 )
+
+
+# In uv's message: what is wrong with one package, its name; and the hint.
+_CAUSES = {
+    r"(\S+?)==\S+ has no (?:usable )?wheels.* all versions of \1 cannot be used": (
+        "no wheel of {} fits the image",
+        "require a version that has a wheel for the image, or use an index that has one",
+    ),
+    r"(\S+?)==\S+ was yanked.* all versions of \1 cannot be used": (
+        "{}: yanked from the index",
+        "require a version that was not yanked",
+    ),
+    r"(\S+?)(?:==\S+)? depends? on Python.* because only \1\S* is available": (
+        "{} requires another Python than the image's",
+        "require a version for the image's Python, or choose a system with another Python",
+    ),
+    r"\A(?!.*depends? on).*?(?:no version of|only) ([A-Za-z0-9._-]+)": (
+        "no version of {} satisfies the requirements",
+        "change the requirement, or use an index that has the version",
+    ),
+    r"()": (
+        "the requirements conflict",
+        "add bounds for the conflicting packages in matrix.yaml, or choose another cell",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +238,7 @@ def _limit_exceeded(limit: str) -> BuildFailed:
 def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     """The error with uv's message, without its decoration and with redacted URLs."""
     lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
-    essential = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
+    essential = [line for line in lines if line and not line.startswith(_NOISE)]
     message = "\n".join(line[:2000] for line in essential[-12:])
     message = message.replace(f"{NAME} depends on", "you require")  # as uv says without a project
     unknown = [canonicalize_name(name) for name in _UNKNOWN.findall(stderr)]
@@ -224,10 +250,9 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
     left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]
     more = "".join(f"\nskipped: {line}" for line in left_out[:5])
-    return Unresolvable(
-        f"the requirements conflict:\n{message}{more}",
-        hint="add bounds for the conflicting packages in matrix.yaml, or choose another cell",
-    )
+    causes = ((re.search(pattern, message, re.DOTALL), *texts) for pattern, texts in _CAUSES.items())
+    package, cause, hint = next((found[1], *texts) for found, *texts in causes if found)
+    return Unresolvable(f"{cause.format(package)}:\n{message}{more}", hint=hint)
 
 
 def _arguments(wanted: IndexRequest) -> list[str]:

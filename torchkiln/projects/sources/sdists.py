@@ -118,7 +118,7 @@ class Sdists:
             )
         for name in names:
             try:
-                files = self._index.pages.uploaded_before(self._as_of, name, Source.DEFAULT)
+                files, _ = self._index.pages.uploaded_before(self._as_of, name, Source.DEFAULT)
             except Unresolvable:
                 continue  # the resolver reports the package if something requires it
             safe, _ = release_files(files, name)
