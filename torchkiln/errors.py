@@ -10,11 +10,6 @@ import re
 from collections.abc import Iterable
 from typing import ClassVar
 
-# Control characters except line feed and tab, bidirectional controls, surrogates.
-_UNPRINTABLE = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
-)
-
 _MALFORMED = "the file is not the locked archive, or is malformed; nothing was stored"
 _LINE_LENGTH = 2000  # characters
 _LINE_END = 200  # characters at the end of a truncated line that are kept
@@ -22,8 +17,10 @@ _LINES = 500
 
 
 def printable(text: str) -> str:
-    """*text* with control characters escaped, so that a name cannot send escape sequences to a terminal."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    """*text* with all but letters, signs, spaces and line feeds escaped: a terminal shows what is there."""
+    return re.sub(
+        r"[^ -~\n\t]", lambda found: found[0] if found[0].isprintable() else ascii(found[0])[1:-1], text
+    )
 
 
 def _truncated(text: str) -> str:

@@ -126,9 +126,17 @@ def test_another_workflow_signs_for_itself(published: Job) -> None:
     [
         {"identity": f"{HOST}/{FORK}"},
         {"identity": IDENTITY.replace("main", "maim")},
+        {"identity": IDENTITY[:-1]},
+        {"identity": f"{IDENTITY}/"},
+        {"identity": IDENTITY.upper()},
+        {"identity": IDENTITY.replace("a", "\u0430")},
+        {"identity": IDENTITY.replace("team", "t.*")},
+        {"identity": f" {IDENTITY}"},
         {"identity": IDENTITY, "issuer": "https://gitlab.example"},
+        {"identity": IDENTITY, "issuer": f"{ISSUER}/"},
+        {"identity": IDENTITY, "issuer": ISSUER.upper()},
+        {"identity": IDENTITY, "issuer": ""},
     ],
-    ids=["another workflow", "another branch", "another issuer"],
 )
 def test_an_identity_that_did_not_sign(published: Job, who: dict[str, str]) -> None:
     issuer = who.get("issuer", ISSUER)

@@ -141,6 +141,22 @@ def test_a_page_of_only_tags_is_not_parsed() -> None:
     assert found_on(Page(url=HERE, json=False, body=b"<b>" * 1_000_000 + SHA.encode()), "numpy", {SHA}) == ()
 
 
+def test_a_login_is_sent_to_its_own_origin_only(tmp_path: Path) -> None:
+    """A page of an index without TLS can link to the server of another index, without TLS."""
+    seen: list[str | None] = []
+
+    def answer(_: str, headers: Mapping[str, str]) -> Answer:
+        seen.append(headers.get("Authorization"))
+        return 200, {}, b""
+
+    with Answering(answer) as server:
+        for url in (server.url(), server.url().replace("http:", "https:"), "http://127.0.0.1"):
+            login = index_settings({}, pip_config="", default_url=url.replace("://", "://me:secret@"))
+            with IndexSession(login) as session:
+                session.get(server.url("x"))
+    assert [bool(login) for login in seen] == [True, False, False]
+
+
 # --- over the wire --------------------------------------------------------------------------------
 
 

@@ -210,6 +210,7 @@ def test_only_the_refused_token_is_dropped() -> None:
         ('Bearer realm=""', "without a valid realm to get a token from"),
         ('Bearer realm="file:///etc/passwd"', "without a valid realm"),
         ('Bearer realm="http' + '://elsewhere.example/token"', "without https"),
+        ('Bearer realm="http' + '://localhost:5000/token"', "without https"),
     ],
 )
 def test_unsafe_challenges_are_not_followed(header: str, message: str) -> None:

@@ -29,6 +29,7 @@ from torchkiln.oci.artifact import Artifact
 if TYPE_CHECKING:
     from sigstore.models import Bundle, ClientTrustConfig
     from sigstore.oidc import IdentityToken
+    from sigstore.verify.policy import AllOf
 
 T = TypeVar("T")
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # variable: the path of the ClientTrustConfig of a private Sigstore
@@ -97,12 +98,10 @@ def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
     with _translated_errors():
         from sigstore.models import Bundle
         from sigstore.verify import Verifier
-        from sigstore.verify.policy import Identity
 
         verifier = Verifier(trusted_root=_trust().trusted_root)
-        policy = Identity(identity=signer.identity, issuer=signer.issuer)
         try:
-            kind, found = verifier.verify_dsse(Bundle.from_json(bundle), policy)
+            kind, found = verifier.verify_dsse(Bundle.from_json(bundle), _policy(signer))
         except Exception as error:  # the bundle is not trusted, and the library raises errors of many kinds
             raise VerificationFailed(
                 f"{where}: no valid signature of {signer.identity}: {_text(error)}",
@@ -120,14 +119,19 @@ def names(bundle: bytes, signer: SignerIdentity, *, where: str) -> bool:
     """
     with _translated_errors():
         from cryptography.x509 import load_der_x509_certificate
-        from sigstore.verify.policy import Identity
 
-        policy = Identity(identity=signer.identity, issuer=signer.issuer)
         try:
-            policy.verify(load_der_x509_certificate(certificate(bundle, where=where)))
+            _policy(signer).verify(load_der_x509_certificate(certificate(bundle, where=where)))
         except Exception:  # the library raises errors of many kinds
             return False
     return True
+
+
+def _policy(signer: SignerIdentity) -> AllOf:
+    """The same identity and the same issuer, byte for byte; `Identity` alone accepts any for an issuer ""."""
+    from sigstore.verify.policy import AllOf, Identity, OIDCIssuer
+
+    return AllOf([OIDCIssuer(signer.issuer), Identity(identity=signer.identity)])
 
 
 def _token() -> IdentityToken:

@@ -19,7 +19,7 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.settings import IndexSettings, host_of, redact
+from torchkiln.index.settings import IndexSettings, origin_of, redact
 from torchkiln.util.http.deadlines import Overdue
 from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
 from torchkiln.util.http.redirects import UnsafeRedirect
@@ -55,14 +55,14 @@ class IndexSession(LimitedSession):
 
 
 class _Logins(AuthBase):
-    """Sends the credentials of a URL to its own host only; for other hosts it uses netrc."""
+    """Sends the credentials of a URL to its own scheme, host and port only; else it uses netrc."""
 
     def __init__(self, logins: tuple[tuple[str, str, str], ...]) -> None:
-        self._logins = {host: (user, password) for host, user, password in logins}
+        self._logins = {origin: (user, password) for origin, user, password in logins}
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         url = request.url or ""
-        login = self._logins.get(host_of(url)) or get_netrc_auth(url)
+        login = self._logins.get(origin_of(url)) or get_netrc_auth(url)
         return HTTPBasicAuth(*login)(request) if login else request
 
 

@@ -40,7 +40,7 @@ class IndexSettings:
     ca_bundle: str | None  # file or folder
     client_cert: str | None
     proxy: str | None = field(repr=False)
-    logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
+    logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (origin, user, password)
     left_out: tuple[str, ...]  # settings that the user has, but that are ignored
 
     @property
@@ -146,8 +146,7 @@ def redact(url: str) -> str:
     except ValueError:  # https://[x]: not an IPv6 address
         return f"{url.partition('://')[0]}://…"
     name = PurePosixPath(parts.path).name
-    origin = f"{parts.scheme}://{host_of(url)}"
-    return f"{origin}/…/{name}" if name else origin
+    return f"{origin_of(url)}/…/{name}" if name else origin_of(url)
 
 
 def redact_text(text: str) -> str:
@@ -158,6 +157,11 @@ def redact_text(text: str) -> str:
 def host_of(url: str) -> str:
     """Host, or host:port, without user and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port."""
+    return f"{urlsplit(url).scheme}://{host_of(url)}"
 
 
 def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[IndexSettings, str]:
@@ -184,5 +188,5 @@ def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, 
         faults.append(f"{setting}: not an http(s) URL")
         return ""
     if parts.username is not None:
-        logins.append((host_of(url), unquote(parts.username), unquote(parts.password or "")))
+        logins.append((origin_of(url), unquote(parts.username), unquote(parts.password or "")))
     return urlunsplit((parts.scheme, host_of(url.strip()), parts.path.rstrip("/"), "", ""))

@@ -14,7 +14,6 @@ from urllib.parse import urlencode, urlsplit
 from torchkiln.errors import RegistryError
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.messages import REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
-from torchkiln.registry.reference import is_local
 from torchkiln.util.strict_json import json_of
 
 _TOKEN = "a token"  # its name in error messages
@@ -185,7 +184,7 @@ class Authenticator:
             raise RegistryError(
                 f"{self._host}: HTTP 401 without a valid realm to get a token from", hint=REGISTRY_AT_FAULT
             )
-        if parts.scheme == "http" and self._secure and not is_local(host):
+        if parts.scheme == "http" and self._secure:  # even to this machine, where anyone can listen
             raise RegistryError(
                 f"{self._host}: refusing to send the login to {host} without https", hint=REGISTRY_AT_FAULT
             )
