@@ -234,7 +234,12 @@ KINDS: dict[str, tuple[Answer, str]] = {
             ("an sdist", ".tar.gz", "", "^no wheel of demo fits the image:"),
             ("another system", "-py3-none-win_amd64.whl", "", "^no wheel of demo fits the image:"),
             ("another Python's wheel", "-cp313-cp313-any.whl", "", "^no wheel of demo fits the image:"),
-            ("a later Python", ANY, ' data-requires-python="&gt;=3.13"', "^demo requires another Python"),
+            (
+                "a later Python",
+                ANY,
+                ' data-requires-python="&gt;=3.13"',
+                "^demo requires another version of Python:",
+            ),
             ("a yanked wheel", ANY, ' data-yanked="x"', "^demo: yanked from the index:"),
         )
     },

@@ -84,25 +84,32 @@ class Keyless:
         if kind != BUNDLE_TYPE:
             return False
         try:
-            return parse(verified(data, self.signer, where=""), where="") == statement
+            found = verified(data, self.signer, where="")
+            return found is not None and parse(found, where="") == statement
         except VerificationFailed:
             return False
 
 
-def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
-    """The bytes of the statement in *bundle*, if *signer* signed it and the log has the signature.
+def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes | None:
+    """The bytes of the statement that *signer* signed in *bundle*; None: its certificate names another.
 
-    :raises VerificationFailed: *signer* did not sign it, or the log does not have the signature.
+    :raises VerificationFailed: the signature or the certificate is invalid, or the log does not have it.
     :raises ToolMissing: `sigstore` is not installed, or has no trust root.
     """
     with _translated_errors():
+        from cryptography.x509 import load_der_x509_certificate
         from sigstore.models import Bundle
         from sigstore.verify import Verifier
 
+        policy = _policy(signer)
+        try:
+            policy.verify(load_der_x509_certificate(certificate(bundle, where=where)))
+        except Exception:  # the library raises errors of many kinds
+            return None
         verifier = Verifier(trusted_root=_trust().trusted_root)
         try:
-            kind, found = verifier.verify_dsse(Bundle.from_json(bundle), _policy(signer))
-        except Exception as error:  # the bundle is not trusted, and the library raises errors of many kinds
+            kind, found = verifier.verify_dsse(Bundle.from_json(bundle), policy)
+        except Exception as error:  # of many kinds, too
             raise VerificationFailed(
                 f"{where}: no valid signature of {signer.identity}: {_text(error)}",
                 hint="do not use the image, and report it to its publisher",
@@ -110,21 +117,6 @@ def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
     if kind != PAYLOAD_TYPE:
         raise VerificationFailed(f"{where}: payload type {kind[:80]!r}, not {PAYLOAD_TYPE}")
     return found
-
-
-def names(bundle: bytes, signer: SignerIdentity, *, where: str) -> bool:
-    """Whether the certificate in *bundle* names *signer*; the certificate is not verified.
-
-    :raises ToolMissing: `sigstore` is not installed.
-    """
-    with _translated_errors():
-        from cryptography.x509 import load_der_x509_certificate
-
-        try:
-            _policy(signer).verify(load_der_x509_certificate(certificate(bundle, where=where)))
-        except Exception:  # the library raises errors of many kinds
-            return False
-    return True
 
 
 def _policy(signer: SignerIdentity) -> AllOf:

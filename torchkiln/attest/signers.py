@@ -127,8 +127,11 @@ class Trust:
         except VerificationFailed as error:
             raise UnknownFormat(error.message, hint=error.hint) from None
         signers = self._keys_of(found, where)
-        if keyless and self.signer and (verified := self._verified(data, self.signer, where)):
-            statement, signers = parse(verified, where=where), {self.signer.identity: {*self.signer.roles}}
+        if keyless and self.signer:
+            from torchkiln.attest.keyless import verified
+
+            if signed := verified(data, self.signer, where=where):
+                statement, signers = parse(signed, where=where), {self.signer.identity: {*self.signer.roles}}
         role = role_of(statement.kind)
         counted = tuple(signer for signer, roles in signers.items() if role in roles)
         return OpenedStatement(
@@ -151,18 +154,6 @@ class Trust:
                 raise
             return {}
         return {signer: roles[signer] for signer in signers}
-
-    @staticmethod
-    def _verified(bundle: bytes, signer: SignerIdentity, where: str) -> bytes | None:
-        """The payload that *signer* signed; None: another job signed it."""
-        from torchkiln.attest.keyless import names, verified
-
-        try:
-            return verified(bundle, signer, where=where)
-        except VerificationFailed:
-            if names(bundle, signer, where=where):
-                raise
-            return None
 
 
 def with_signer(trust: Trust, signer: Signer) -> Trust:

@@ -15,20 +15,11 @@ import click
 from torchkiln.cli.shared import console, pushed_output
 from torchkiln.cli.shared.gate_output import Evidence, evidence_options, show, with_key
 from torchkiln.cli.shared.image_names import named_images, one_layout
-from torchkiln.cli.shared.options import (
-    Upload,
-    images_folder,
-    layout_option,
-    upload_options,
-)
+from torchkiln.cli.shared.options import Upload, images_folder, layout_option, upload_options
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.trust_options import (
-    Signing,
-    signer_of,
-    signing_options,
-)
+from torchkiln.cli.shared.trust_options import Signing, signer_of, signing_options
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer

@@ -9,6 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -25,7 +26,7 @@ from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile
-from torchkiln.util.http.deadlines import LEAST, Overdue
+from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.failures import reason_of
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
@@ -60,13 +61,7 @@ class Downloader(ABC, Generic[F]):
         return self._retry(file, lambda location: self._tail(location, file, count))
 
     def fetch(
-        self,
-        file: F,
-        path: Path,
-        /,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
+        self, file: F, path: Path, /, *, on_progress: Callable[[int], None], cancelled: Callable[[], bool]
     ) -> None:
         """Download the file to *path*, or resume the download there; the hash is not verified.
 
@@ -144,9 +139,8 @@ class Downloader(ABC, Generic[F]):
                     _check_range(file, response, start)
                 else:
                     raise _HttpError(url, response.status_code)
-                with _broken_connections():
-                    yield response, received
-        except Overdue as error:
+                yield response, received
+        except (HTTPError, OSError) as error:
             raise Transient(reason_of(error)) from error
 
     def _retry(self, file: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
@@ -206,11 +200,7 @@ class Downloads(Downloader[LockedWheel]):
         return self.pages.measure(self._locate(wheel, fresh=False)).size or 0
 
     def fetch_wheel(
-        self,
-        wheel: LockedWheel,
-        store: Store,
-        *,
-        on_progress: Callable[[int], None] = lambda _: None,
+        self, wheel: LockedWheel, store: Store, *, on_progress: Callable[[int], None] = lambda _: None
     ) -> Path:
         """The wheel in *store*, downloaded and verified if it is not there.
 
@@ -242,34 +232,30 @@ class _HttpError(Exception):
         self.url, self.status = url, status
 
 
+@dataclass(slots=True)
 class _Stream:
     """A partial file that grows."""
 
-    def __init__(
-        self,
-        file: LockedFile,
-        path: Path,
-        out: FileIO,
-        have: int,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.file, self.have = file, have
-        self._path, self._out, self._on_progress, self._cancelled = path, out, on_progress, cancelled
+    file: LockedFile
+    path: Path
+    out: FileIO
+    have: int
+    on_progress: Callable[[int], None]
+    cancelled: Callable[[], bool]
 
     def done(self) -> bool:
         """Whether the file is complete, or the download cancelled."""
-        return self.have == self.file.size or self._cancelled()
+        return self.have == self.file.size or self.cancelled()
 
     def check(self) -> None:
         """Check that the file holds all bytes written; otherwise a process that reads it would wait forever.
 
         :raises BuildFailed: another process truncated or deleted it.
         """
-        stat = os.fstat(self._out.fileno())
+        stat = os.fstat(self.out.fileno())
         if stat.st_size < self.have or not stat.st_nlink:
             raise BuildFailed(
-                f"{self._path.name} was truncated or deleted during the download",
+                f"{self.path.name} was truncated or deleted during the download",
                 hint="check whether another program changes the cache, and run again",
             )
 
@@ -286,21 +272,12 @@ class _Stream:
         rest = memoryview(chunk)
         while rest:
             try:
-                written = self._out.write(rest) or 0
+                written = self.out.write(rest) or 0
             except OSError as error:
-                raise _unwritable(self._path, error) from error
+                raise _unwritable(self.path, error) from error
             rest = rest[written:]
             self.have += written
-            self._on_progress(written)
-
-
-@contextlib.contextmanager
-def _broken_connections() -> Iterator[None]:
-    """Turns errors of the connection into `Transient`."""
-    try:
-        yield
-    except (HTTPError, OSError) as error:
-        raise Transient(f"connection closed ({type(error).__name__})") from error
+            self.on_progress(written)
 
 
 @contextlib.contextmanager

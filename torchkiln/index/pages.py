@@ -221,11 +221,7 @@ class Pages:
             del cached
         try:
             response, body = get(
-                self.session,
-                url,
-                MOST,
-                headers=headers,
-                on_large=lambda: stack.enter_context(self._large),
+                self.session, url, MOST, headers=headers, on_large=lambda: stack.enter_context(self._large)
             )
         except BuildFailed as error:
             if index is Source.PYTORCH:

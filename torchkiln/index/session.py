@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -131,7 +131,8 @@ def get(
 
 def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], object]) -> bytes:
     body, large = bytearray(), False
-    for piece in _pieces(response):
+    # Not `iter_content`, which does not limit the length of a chunk's size line.
+    for piece in iter(lambda: response.raw.read(_PIECE, decode_content=True), b""):
         body += piece
         if len(body) > most:
             raise BuildFailed(
@@ -142,12 +143,6 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
             on_large()
             large = True
     return bytes(body)
-
-
-def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """The unpacked body, without `iter_content`, which does not limit the length of a chunk's size line."""
-    while piece := response.raw.read(_PIECE, decode_content=True):
-        yield piece
 
 
 def _size(count: int) -> str:

@@ -10,6 +10,7 @@ line, which turns off all others. uv inherits no environment variables.
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import subprocess
@@ -53,28 +54,12 @@ _UNKNOWN = re.compile(
 )
 
 
-# In uv's message: what is wrong with one package, its name; and the hint.
+# In uv's message: what is wrong with one package, and its name.
 _CAUSES = {
-    r"(\S+?)==\S+ has no (?:usable )?wheels.* all versions of \1 cannot be used": (
-        "no wheel of {} fits the image",
-        "require a version that has a wheel for the image, or use an index that has one",
-    ),
-    r"(\S+?)==\S+ was yanked.* all versions of \1 cannot be used": (
-        "{}: yanked from the index",
-        "require a version that was not yanked",
-    ),
-    r"(\S+?)(?:==\S+)? depends? on Python.* because only \1\S* is available": (
-        "{} requires another Python than the image's",
-        "require a version for the image's Python, or choose a system with another Python",
-    ),
-    r"\A(?!.*depends? on).*?(?:no version of|only) ([A-Za-z0-9._-]+)": (
-        "no version of {} satisfies the requirements",
-        "change the requirement, or use an index that has the version",
-    ),
-    r"()": (
-        "the requirements conflict",
-        "add bounds for the conflicting packages in matrix.yaml, or choose another cell",
-    ),
+    r"(\S+?)==\S+ has no (?:usable )?wheels.* all versions of \1 cannot": "no wheel of {} fits the image",
+    r"(\S+?)==\S+ was yanked.* all versions of \1 cannot be used": "{}: yanked from the index",
+    r"(\S+?)(?:==\S+)? depends? on Python.* because only \1\S* is": "{} requires another version of Python",
+    r"\A(?!.*depends? on).*?(?:no version of|only) ([\w.-]+)": "no version of {} satisfies the requirements",
 }
 
 
@@ -97,10 +82,7 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     """
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
-    with (
-        private_folder(pages.store) as folder,
-        Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay,
-    ):
+    with private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay:
         for name, text in _files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
         code, messages = run_uv(_arguments(wanted), folder, relay.url(Source.DEFAULT), relay=relay)
@@ -241,8 +223,7 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     essential = [line for line in lines if line and not line.startswith(_NOISE)]
     message = "\n".join(line[:2000] for line in essential[-12:])
     message = message.replace(f"{NAME} depends on", "you require")  # as uv says without a project
-    unknown = [canonicalize_name(name) for name in _UNKNOWN.findall(stderr)]
-    for name in unknown:
+    for name in map(canonicalize_name, _UNKNOWN.findall(stderr)):
         if name in relay.missing:
             return relay.missing[name]
     if code != 1:
@@ -250,9 +231,14 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
     left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]
     more = "".join(f"\nskipped: {line}" for line in left_out[:5])
-    causes = ((re.search(pattern, message, re.DOTALL), *texts) for pattern, texts in _CAUSES.items())
-    package, cause, hint = next((found[1], *texts) for found, *texts in causes if found)
-    return Unresolvable(f"{cause.format(package)}:\n{message}{more}", hint=hint)
+    for pattern, cause in _CAUSES.items():
+        if found := re.search(pattern, message, re.DOTALL):
+            hint = "require another version of it, or use an index that has a suitable one"
+            return Unresolvable(f"{cause.format(found[1])}:\n{message}{more}", hint=hint)
+    return Unresolvable(
+        f"the requirements conflict:\n{message}{more}",
+        hint="add bounds for the conflicting packages in matrix.yaml, or choose another cell",
+    )
 
 
 def _arguments(wanted: IndexRequest) -> list[str]:
@@ -297,10 +283,10 @@ def _files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
     """The files in uv's folder: name → text."""
     project = [
         "[project]",
-        f"name = {_string(NAME)}",
+        f"name = {_toml(NAME)}",
         'version = "0"',
         f'requires-python = "=={wanted.python}.*"',
-        f"dependencies = {_array((*wanted.requirements, *map(_by_url, wanted.known)))}",
+        f"dependencies = {_toml((*wanted.requirements, *map(_by_url, wanted.known)))}",
         "[tool.uv]",
         "package = false",
         "[tool.uv.workspace]",
@@ -310,15 +296,15 @@ def _files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
         project += [
             "[[tool.uv.index]]",
             'name = "pytorch"',
-            f"url = {_string(pytorch_url)}",
+            f"url = {_toml(pytorch_url)}",
             "explicit = true",
             "[tool.uv.sources]",
-            *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
+            *(f'{_toml(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
         ]
     settings = []
     for given in wanted.known:
-        settings += ["[[dependency-metadata]]", f"name = {_string(given.name)}"]
-        settings += [f"version = {_string(given.version)}", f"requires-dist = {_array(given.requires)}"]
+        settings += ["[[dependency-metadata]]", f"name = {_toml(given.name)}"]
+        settings += [f"version = {_toml(given.version)}", f"requires-dist = {_toml(given.requires)}"]
     return {
         "pyproject.toml": "\n".join(project) + "\n",
         "uv.toml": "".join(f"{line}\n" for line in settings),
@@ -328,18 +314,14 @@ def _files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
     }
 
 
+def _toml(value: str | tuple[str, ...]) -> str:
+    """*value* in TOML, whose texts and lists are written as in JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _by_url(given: KnownWheel) -> str:
     """The requirement for the wheel *given*.
 
     Its URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
     """
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
-
-
-def _array(texts: tuple[str, ...]) -> str:
-    return "[" + ", ".join(_string(text) for text in texts) + "]"
-
-
-def _string(text: str) -> str:
-    """A TOML basic string."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -50,8 +50,7 @@ Name = Annotated[
     ),
 ]
 FileName = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+!-]*$", max_length=250, description="the name of a file"),
+    str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+!-]*$", max_length=250, description="the name of a file")
 ]
 FactId = Annotated[
     str,
@@ -92,14 +91,10 @@ WheelLibrary = Annotated[
 ]
 ToolkitRelease = Annotated[
     str,
-    Meta(
-        pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){2}$",
-        description='a release of NVIDIA\'s toolkit, "12.1.1"',
-    ),
+    Meta(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){2}$", description='a release of NVIDIA\'s toolkit, "12.1.1"'),
 ]
 ToolkitPart = Annotated[
-    str,
-    Meta(pattern=r"^[a-z0-9_]{1,60}$", description='a component of NVIDIA\'s toolkit, "cuda_nvcc"'),
+    str, Meta(pattern=r"^[a-z0-9_]{1,60}$", description='a component of NVIDIA\'s toolkit, "cuda_nvcc"')
 ]
 ArchivePath = Annotated[
     str,

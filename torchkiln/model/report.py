@@ -14,10 +14,7 @@ from torchkiln.util import codec
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$", description="a tag")]
 RuntimeName = Annotated[
     str,
-    Meta(
-        pattern=r"^[a-z][a-z0-9-]{0,40}$",
-        description='the name of a runtime, "rootfs", or "environment"',
-    ),
+    Meta(pattern=r"^[a-z][a-z0-9-]{0,40}$", description='the name of a runtime, "rootfs", or "environment"'),
 ]
 ToolVersion = Annotated[
     str, Meta(pattern=r"^[0-9][0-9A-Za-z.+-]{0,40}$", description="a version of torchkiln")

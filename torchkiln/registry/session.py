@@ -256,7 +256,7 @@ class Registry:
                     data=Body(body.size, partial(_reported, body.pieces, moved))
                     if isinstance(body, Body)
                     else body,
-                    timeout=(_CONNECT, seconds),
+                    timeout=(_CONNECT, 2 * seconds),  # the limit above is reached first
                     stream=True,
                     allow_redirects=request.reads,
                 ) as response,

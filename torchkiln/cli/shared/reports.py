@@ -123,12 +123,7 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
 @suite_option
 @click.option("--when", metavar="TIME", help='when the runner ran, in UTC: "2026-11-21T17:05:16Z"')
 @report_options
-def read(
-    run_file: Path,
-    suite_folder: Path | None,
-    when: str | None,
-    files: ReportFiles,
-) -> None:
+def read(run_file: Path, suite_folder: Path | None, when: str | None, files: ReportFiles) -> None:
     """Make a report from the output of `smoke_tests/runner.py`, run without an image.
 
     Such a report describes an environment; the gate does not accept it for an image. The exit codes are

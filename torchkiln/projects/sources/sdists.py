@@ -113,8 +113,7 @@ class Sdists:
         fixed = fixed_wheels(self._cell.wheels)
         if wrong := sorted(set(names) & fixed.keys()):
             raise ConfigError(
-                f"build: {', '.join(wrong)}: fixed in the image",
-                hint="remove it from the setting build",
+                f"build: {', '.join(wrong)}: fixed in the image", hint="remove it from the setting build"
             )
         for name in names:
             try:
