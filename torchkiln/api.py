@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torchkiln.model.image import BuiltImage
     from torchkiln.model.lock import LockedCell
     from torchkiln.model.progress import Reporting
-    from torchkiln.model.report import Role
     from torchkiln.publishing.publish import PublishedImage
     from torchkiln.publishing.verification import Verified
     from torchkiln.store.store import Store
@@ -238,7 +237,7 @@ def publish(
         suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
         keys=_policy_keys(project, policy),
-        named=_named_keys("laboratory", laboratory_keys),
+        named=_named_keys(laboratory=laboratory_keys),
         given=reports,
     )
     inputs.demand_keys(project.matrix)
@@ -297,17 +296,12 @@ def verify(
 
     target, depth, folder = parse_reference(reference), Depth(full=full, rebuild=rebuild), _folder(project)
     policy = folder.matrix.policy
+    named = _named_keys(publisher=publisher_keys, laboratory=laboratory_keys)
     session = VerifySession(
         policy=policy,
         policy_matrix=folder.matrix,
         suite=load_suite(project.suite),
-        trust=Trust(
-            keys=(
-                *_policy_keys(project, policy),
-                *_named_keys("publisher", publisher_keys),
-                *_named_keys("laboratory", laboratory_keys),
-            )
-        ),
+        trust=Trust(keys=(*_policy_keys(project, policy), *named)),
         matrix=folder.matrix,
         facts=folder.facts,
         store=_store(project),
@@ -353,10 +347,13 @@ def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
     return keys
 
 
-def _named_keys(role: Role, files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
+def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
+    """The keys in *files*, by their role."""
     from torchkiln.attest.keys import NamedKey, public_keys
+    from torchkiln.model.report import ROLES
 
-    return tuple(public_keys([NamedKey(path=file, roles=(role,)) for file in files]))
+    pairs = ((ROLES[role], path) for role, paths in files.items() for path in paths)
+    return tuple(public_keys([NamedKey(path=path, roles=roles) for roles, path in pairs]))
 
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:

@@ -55,8 +55,7 @@ class Keyless:
         """
         with _translated_errors():
             token = _token()
-            who = SignerIdentity(identity=_identity(token), issuer=token.issuer, roles=("publisher",))
-            return cls(who)
+            return cls(SignerIdentity(identity=_identity(token), issuer=token.issuer, roles=("publisher",)))
 
     def sign(self, statement: Statement) -> Artifact:
         """Sign *statement*, and record the signature in the log.

@@ -16,6 +16,7 @@ from torchkiln.util.strict_json import json_of
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _HINT = "it is damaged, or another tool made it; get it again from its source"
+_CERTIFICATE = {"type": "object", "required": ["rawBytes"], "properties": {"rawBytes": {"type": "string"}}}
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["mediaType", "verificationMaterial", "dsseEnvelope"],
@@ -25,11 +26,7 @@ _SCHEMA: dict[str, Any] = {
             "type": "object",
             "properties": {
                 "publicKey": {"type": "object", "properties": {"hint": {"type": "string"}}},
-                "certificate": {
-                    "type": "object",
-                    "required": ["rawBytes"],
-                    "properties": {"rawBytes": {"type": "string"}},
-                },
+                "certificate": _CERTIFICATE,
             },
         },
         "dsseEnvelope": {"type": "object"},

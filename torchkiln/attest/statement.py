@@ -19,6 +19,7 @@ from torchkiln.util.strict_json import json_of
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 TYPE = "https://in-toto.io/Statement/v1"
 _HINT = "get it again from its source; do not use this one"
+_SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["_type", "subject", "predicateType"],
@@ -34,11 +35,7 @@ _SCHEMA: dict[str, Any] = {
                 "required": ["digest"],
                 "properties": {
                     "name": {"type": "string"},
-                    "digest": {
-                        "type": "object",
-                        "required": ["sha256"],
-                        "properties": {"sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"}},
-                    },
+                    "digest": {"type": "object", "required": ["sha256"], "properties": {"sha256": _SHA256}},
                 },
             },
         },

@@ -165,6 +165,10 @@ class RegistryVault:
     def _registry(self) -> Registry:
         return open_registry(self._repository, self._environ)
 
+    @property
+    def _delivery(self) -> Delivery:
+        return Delivery(self._registry, self._repository)
+
     @contextmanager
     def _asked(self) -> Iterator[None]:
         if self._lost:  # each request to a registry that does not answer takes seconds
@@ -177,8 +181,7 @@ class RegistryVault:
 
     def has(self, digest: Digest, size: int) -> bool:
         with self._asked():
-            blob = Blob(digest=digest, source=b"", size=size)
-            return Delivery(self._registry, self._repository).is_there(blob)
+            return self._delivery.is_there(Blob(digest=digest, source=b"", size=size))
 
     def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
         if not self.has(digest, size):
@@ -191,14 +194,11 @@ class RegistryVault:
         self._registry.check()
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
-        blob = Blob(digest=digest, source=path, size=size)
-        Delivery(self._registry, self._repository).deliver(blob, (), lambda _: None)
+        self._delivery.deliver(Blob(digest=digest, source=path, size=size), (), lambda _: None)
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
-        registry = self._registry
-        blob = document(config)
-        Delivery(registry, self._repository).deliver(blob, (), lambda _: None)
-        put(registry, self._repository, manifest, tag)
+        self._delivery.deliver(document(config), (), lambda _: None)
+        put(self._registry, self._repository, manifest, tag)
 
     def tags(self) -> dict[str, bytes]:
         reader = RepositoryReader(self._registry, self._repository)

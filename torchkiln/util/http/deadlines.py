@@ -5,6 +5,7 @@ A socket time-out restarts with each byte, so a server that sends one byte a sec
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,21 +65,18 @@ class Deadlines:
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """Cap every limit that this thread sets in the block at *seconds* from now."""
-        me, outer = threading.get_ident(), self._bounds.get(threading.get_ident())
-        end = time.monotonic() + seconds
-        self._bounds[me] = end if outer is None else min(end, outer)
+        me = threading.get_ident()
+        outer = self._bounds.get(me, math.inf)
+        self._bounds[me] = min(time.monotonic() + seconds, outer)
         try:
             yield
         finally:
-            if outer is None:
-                del self._bounds[me]
-            else:
-                self._bounds[me] = outer
+            self._bounds[me] = outer
 
     def left(self, seconds: float) -> float:
         """*seconds*, or fewer if `within` leaves this thread less time."""
-        bound = self._bounds.get(threading.get_ident())
-        return seconds if bound is None else max(min(seconds, bound - time.monotonic()), 0.0)
+        bound = self._bounds.get(threading.get_ident(), math.inf)
+        return max(min(seconds, bound - time.monotonic()), 0.0)
 
     def _renew(self, seconds: float) -> None:
         """Set the deadline of this thread to *seconds* from now."""

@@ -1,4 +1,4 @@
-"""Retries failed requests with increasing pauses, using tenacity."""
+"""Retries failed requests with increasing pauses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import email.utils
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
-
-import tenacity
 
 ATTEMPTS = 6  # failed attempts in a row, without progress, after which no retry follows
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -83,31 +81,14 @@ def retry(
     :raises GivenUp: *attempts* failed in a row without progress, or *max_seconds* have passed.
     """
     count = progress or Progress()
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        count.failed()
-        error = _error(state)
-        seconds = 0.0 if error.at_once else pause(count.failures, error.wait)
-        count.paused += seconds
-        return seconds
-
-    def stop(state: tenacity.RetryCallState) -> bool:
-        spent = max(time.monotonic() - count.since + state.upcoming_sleep, count.paused)
-        return count.failures >= attempts or spent >= max_seconds
-
-    loop = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Transient), wait=wait, stop=stop, sleep=sleep
-    )
-    try:
-        return loop(step)
-    except tenacity.RetryError as error:
-        last = error.last_attempt.exception()
-        assert isinstance(last, Transient)
-        raise GivenUp(last, count.failures) from last
-
-
-def _error(state: tenacity.RetryCallState) -> Transient:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, Transient)
-    return error
+    while True:
+        try:
+            return step()
+        except Transient as error:
+            count.failed()
+            seconds = 0.0 if error.at_once else pause(count.failures, error.wait)
+            count.paused += seconds
+            spent = max(time.monotonic() - count.since + seconds, count.paused)
+            if count.failures >= attempts or spent >= max_seconds:
+                raise GivenUp(error, count.failures) from error
+        sleep(seconds)
