@@ -348,7 +348,6 @@ def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
 
 
 def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
-    """The keys in *files*, by their role."""
     from torchkiln.attest.keys import NamedKey, public_keys
     from torchkiln.model.report import ROLES
 

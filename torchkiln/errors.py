@@ -6,7 +6,6 @@ with ``exit_code``. docs/reference.md lists the codes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -18,9 +17,7 @@ _LINES = 500
 
 def printable(text: str) -> str:
     """*text* with all but letters, signs, spaces and line feeds escaped: a terminal shows what is there."""
-    return re.sub(
-        r"[^ -~\n\t]", lambda found: found[0] if found[0].isprintable() else ascii(found[0])[1:-1], text
-    )
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def _truncated(text: str) -> str:

@@ -219,9 +219,8 @@ def _why_not_private(pem: bytes, passphrase: str | None) -> str:
         return "SSH keys are not supported"
     if b"PUBLIC KEY-----" in pem:
         return "is a public key; --key requires a private key"
-    if passphrase:
-        return f"not a private key in PEM format, or wrong passphrase in {PASSPHRASE}"
-    return "not a private key in PEM format"
+    also = f", or wrong passphrase in {PASSPHRASE}" if passphrase else ""
+    return f"not a private key in PEM format{also}"
 
 
 def _kind(key: object) -> str:

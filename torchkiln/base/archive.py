@@ -59,8 +59,7 @@ def read_dates(lists: Path) -> dict[str, str]:
     """The time of each suite in apt's folder *lists*, "20261128T083012Z", by the suite's code name."""
     found = {}
     for path in sorted(lists.glob("*_InRelease")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        fields = dict(_RELEASE.findall(text))
+        fields = dict(_RELEASE.findall(path.read_text(encoding="utf-8", errors="replace")))
         if "Codename" in fields and "Date" in fields:
             with suppress(ValueError):
                 when = parsedate_to_datetime(fields["Date"])
@@ -137,19 +136,15 @@ def read_files(
     """
     if isinstance(found, LockedApt):
         return BaseFiles(base=found.digest, debs=found.debs, dates=found.dates)
-    committed = _committed(files_path(images, found)) if images else None
-    if committed and committed.base == found.digest:
+    path = files_path(images or Path(), found)
+    data = read_committed(path, _LIMIT) if images else None
+    if data is not None and (committed := from_json(data, where=str(path))).base == found.digest:
         return committed
     record = store.record(_RECORDS, found.digest.removeprefix("sha256:"))
     try:
         return from_json(json.dumps(record).encode()) if record else None
     except ConfigError:  # written by another version of torchkiln
         return None
-
-
-def _committed(path: Path) -> BaseFiles | None:
-    data = read_committed(path, _LIMIT)
-    return None if data is None else from_json(data, where=str(path))
 
 
 def read_committed(path: Path, limit: int) -> bytes | None:

@@ -36,12 +36,8 @@ from torchkiln.store.store import Store
 from torchkiln.util.scratch import held
 from torchkiln.util.scratch import scratch as temporary_folder
 
-# The only variables of the caller's environment that are passed on: proxies and scratch space. Others, such
-# as the locale, would change the result.
-_PASSED_ON = (
-    *("TMPDIR", "APT_CONFIG", "http_proxy", "https_proxy", "no_proxy"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-)
+# The only variables of the caller's environment that are passed on: others would change the result.
+_PASSED_ON = ("APT_CONFIG", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HIDDEN = re.compile(
     r"I: (chroot arch|skipping|running (--|special)|nothing to|no essential|using|removing|done|success"
     r"|main\(\) received signal)"
@@ -303,14 +299,8 @@ def running(
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
         elsewhere = f"set another archive with {mirror}, or build from a vault: build --vault"
-        raise complaint(
-            code,
-            last,
-            os_name=recipe.os,
-            scratch=where,
-            elsewhere=elsewhere,
-            keys=f"check the keyring ({keyring}, or package {recipe.keyring_package})",
-        )
+        keys = f"check the keyring ({keyring}, or package {recipe.keyring_package})"
+        raise complaint(code, last, os_name=recipe.os, scratch=where, elsewhere=elsewhere, keys=keys)
 
 
 @contextlib.contextmanager
@@ -366,9 +356,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(15)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -211,12 +211,9 @@ def _write(
 ) -> None:
     """Write one entry. A hard link becomes a regular file: its target may be in *lower*, or come later."""
     info = tarfile.TarInfo(path)
-    info.type = _TYPES[thing.kind]
-    info.mode = thing.mode
+    info.type, info.mode, info.size, info.linkname = _TYPES[thing.kind], thing.mode, thing.size, thing.link
     info.uid, info.gid = thing.owner
     info.mtime = min(int(member.mtime), mtime) if member else mtime
-    info.size = thing.size
-    info.linkname = thing.link
     info.pax_headers = {f"{_XATTR}{name}": value for name, value in thing.xattrs}
     out.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
     if thing.kind == "file" and member is not None:

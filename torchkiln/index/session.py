@@ -32,7 +32,6 @@ WORKERS = 16
 LARGE = 2 << 20  # bytes; larger pages are read one at a time
 TOTAL = 45.0  # seconds for a page, all attempts and pauses together
 HEADERS = 40.0  # seconds for all headers of an answer, redirects included
-_BROKEN = (requests.RequestException, HTTPError, http.client.HTTPException, OSError)
 T = TypeVar("T")
 _PIECE = 1 << 14  # bytes of a compressed body; unpacked it may be a thousand times as long
 
@@ -123,7 +122,7 @@ def get(
         with send(session, "GET", url, stream=True, **kwargs) as response:
             try:
                 return response, _body(response, url, most, on_large)
-            except _BROKEN as error:
+            except (HTTPError, http.client.HTTPException, OSError) as error:
                 raise Transient(reason_of(error)) from error
 
     return _retry(session, url, attempt, sleep)
@@ -131,22 +130,19 @@ def get(
 
 def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], object]) -> bytes:
     body, large = bytearray(), False
+    limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
     # Not `iter_content`, which does not limit the length of a chunk's size line.
     for piece in iter(lambda: response.raw.read(_PIECE, decode_content=True), b""):
         body += piece
         if len(body) > most:
             raise BuildFailed(
-                f"{redact(url)}: the response is longer than {_size(most)}",
+                f"{redact(url)}: the response is longer than {limit}",
                 hint="the index is at fault; check the index URL, or use another one",
             )
         if len(body) > LARGE and not large:
             on_large()
             large = True
     return bytes(body)
-
-
-def _size(count: int) -> str:
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
 def request(

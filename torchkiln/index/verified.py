@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 from torchkiln.errors import BadWheel
 
 _CHUNK = 1 << 20
-_MISMATCH = "checksum mismatch: sha256 {} on the index, {} in the lock"
 
 
 class LockedFile(Protocol):
@@ -82,5 +81,6 @@ def verify(locked: LockedFile, path: Path) -> None:
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    if digest.hexdigest() != locked.sha256:
-        raise BadWheel(locked.filename, _MISMATCH.format(digest.hexdigest(), locked.sha256))
+    if (found := digest.hexdigest()) != locked.sha256:
+        why = f"checksum mismatch: sha256 {found} on the index, {locked.sha256} in the lock"
+        raise BadWheel(locked.filename, why)

@@ -24,7 +24,6 @@ from torchkiln.registry.delivery import Blob, Delivery, document
 from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
-from torchkiln.registry.session import Registry
 from torchkiln.util.files import folder_at, named, replacing, write_atomic
 from torchkiln.util.strict_json import open_plain, read_file
 from torchkiln.vault import VARIABLE
@@ -162,12 +161,8 @@ class RegistryVault:
         self._lost: RegistryError | None = None
 
     @cached_property
-    def _registry(self) -> Registry:
-        return open_registry(self._repository, self._environ)
-
-    @property
     def _delivery(self) -> Delivery:
-        return Delivery(self._registry, self._repository)
+        return Delivery(open_registry(self._repository, self._environ), self._repository)
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -187,25 +182,25 @@ class RegistryVault:
         if not self.has(digest, size):
             return False
         with self._asked():
-            RepositoryReader(self._registry, self._repository).fetch(digest, size, path, on_progress)
+            RepositoryReader(self._delivery.registry, self._repository).fetch(digest, size, path, on_progress)
         return True
 
     def prepare(self) -> None:
-        self._registry.check()
+        self._delivery.registry.check()
 
     def put(self, digest: Digest, size: int, path: Path) -> None:
         self._delivery.deliver(Blob(digest=digest, source=path, size=size), (), lambda _: None)
 
     def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
         self._delivery.deliver(document(config), (), lambda _: None)
-        put(self._registry, self._repository, manifest, tag)
+        put(self._delivery.registry, self._repository, manifest, tag)
 
     def tags(self) -> dict[str, bytes]:
-        reader = RepositoryReader(self._registry, self._repository)
+        reader = RepositoryReader(self._delivery.registry, self._repository)
         return {tag: found.data for tag in reader.tags() if (found := reader.manifest(tag))}
 
     def untag(self, tag: str) -> None:
-        registry = self._registry
+        registry = self._delivery.registry
         if delete_tag(registry, self._repository, tag):
             return
         digest = RepositoryReader(registry, self._repository).digest(tag)  # some only delete by digest

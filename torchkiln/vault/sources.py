@@ -29,10 +29,15 @@ def read_from(
     :returns: None, or each vault with the reason why it did not give the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    return _reasons(vaults, lambda vault: vault.read(digest, size, path, on_progress))
+
+
+def _reasons(vaults: Collection[Vault], gives: Callable[[Vault], bool]) -> tuple[str, ...] | None:
+    """As `read_from`, for any request *gives*."""
     reasons = []
     for vault in vaults:
         try:
-            if vault.read(digest, size, path, on_progress):
+            if gives(vault):
                 return None
             reasons.append(f"{vault.name}: not there")
         except (VerificationFailed, RegistryError) as error:
@@ -51,15 +56,7 @@ def take(vaults: Collection[Vault], digest: Digest, size: int, target: Path, sto
 
 def _lacking(vaults: Collection[Vault], file: LockedFile) -> tuple[str, ...] | None:
     """As `read_from` for *file*, which is not copied."""
-    reasons = []
-    for vault in vaults:
-        try:
-            if vault.has(digest_of_file(file), file.size):
-                return None
-            reasons.append(f"{vault.name}: not there")
-        except RegistryError as error:
-            reasons.append(f"{vault.name}: {error.message}")
-    return tuple(reasons)
+    return _reasons(vaults, lambda vault: vault.has(digest_of_file(file), file.size))
 
 
 @contextmanager

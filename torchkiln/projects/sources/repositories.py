@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torchkiln.base.debs import sha256_of
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import BuildFailed, ConfigError
@@ -91,11 +92,7 @@ class Repositories:
         try:
             with self._git() as git, self.store.writable():
                 write_archive(git, code.url, code.commit, (name, code.subdirectory), temporary)
-            digest = hashlib.sha256()
-            with temporary.open("rb") as file:
-                while piece := file.read(1 << 20):
-                    digest.update(piece)
-            found = _archive(name, code, digest.hexdigest(), temporary.stat().st_size)
+            found = _archive(name, code, sha256_of(temporary), temporary.stat().st_size)
             self.store.adopt(temporary, self.store.wheel(found.archive))
         finally:
             temporary.unlink(missing_ok=True)
