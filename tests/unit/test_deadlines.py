@@ -124,14 +124,13 @@ LATE = r"timed out: (less than 64 KiB|no complete response) in 0\.3 seconds \([1
 
 def test_a_download_without_progress_fails(stalling: str, tmp_path: Path) -> None:
     """The error names the file, the server and the seconds."""
-    settings = index_settings({}, pip_config="", default_url=stalling)
-    downloads = DirectDownloads(IndexSession(settings), lambda file: f"{stalling}/{file.filename}")
     wheel = locked_file("x", "1", "x-1-py3-none-any.whl", bytes(SIZE))
-
-    for _ in range(2):  # the second run begins with the bytes that the first has received
-        with pytest.raises(BuildFailed, match=f"^{stalling}/…/x-1-py3-none-any.whl: {LATE}") as caught:
-            downloads.fetch(wheel, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: False)
-        assert "another" in caught.value.hint
+    with IndexSession(index_settings({}, pip_config="", default_url=stalling)) as session:
+        downloads = DirectDownloads(session, lambda file: f"{stalling}/{file.filename}")
+        for _ in range(2):  # the second run begins with the bytes that the first has received
+            with pytest.raises(BuildFailed, match=f"^{stalling}/…/x-1-py3-none-any.whl: {LATE}") as caught:
+                downloads.fetch(wheel, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: False)
+            assert "another" in caught.value.hint
 
 
 def test_a_blob_without_progress_fails(stalling: str, tmp_path: Path) -> None:
