@@ -205,7 +205,7 @@ def test_credentials_are_removed_from_urls_and_not_shown() -> None:
     )
 
     assert found.default_url == "https://i.example/simple"
-    assert found.logins == (("https://i.example", "me", "s@cret"), ("https://p.example", "t", "k"))
+    assert found.logins == (("https://i.example", "me", "s@cret"), ("http://p.example", "t", "k"))
     assert "cret" not in repr(found)
 
 
