@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 import requests
 
@@ -132,8 +131,7 @@ def _token() -> IdentityToken:
     """
     from sigstore.oidc import IdentityToken, detect_credential
 
-    server = urlsplit(os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL", "")).netloc.rpartition("@")[2]
-    if raw := _in_time(detect_credential, server or "the token server of this job"):
+    if raw := _in_time(detect_credential, "the token server of this job"):
         return IdentityToken(raw)
     raise ConfigError(
         "--keyless requires a CI job with an OpenID identity: no credentials found", hint=_NO_PERMISSION
