@@ -248,7 +248,7 @@ class RepositoryReader:
             return self.registry.request_once(replace(request, into=take, quick=quick))
 
         # A server that sends one byte in each attempt makes no progress.
-        progress, patience = Progress(out.tell, LEAST), READS if quick else SILENCE
+        progress, patience = (None, READS) if quick else (Progress(out.tell, LEAST), SILENCE)
         try:
             response = retry(attempt, sleep=self.registry.sleep, max_seconds=patience, progress=progress)
         except GivenUp as error:
