@@ -295,9 +295,10 @@ def test_all_pages_of_the_list_are_read() -> None:
 # --- blobs and tokens -----------------------------------------------------------------------------
 
 
-def test_a_blob_in_single_bytes() -> None:
-    """An attempt that receives only one more byte does not count as progress."""
-    with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nx"}) as server:
+@pytest.mark.parametrize("count", [1, 70_000])
+def test_a_blob_in_pieces(count: int) -> None:
+    """A small blob has six attempts, whatever each of them receives."""
+    with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 99999\r\n\r\n" + b"x" * count}) as server:
         with pytest.raises(RegistryError, match="6 attempts"):
             reading(server).small(DIGEST, 1 << 20)
         assert len(server.requests) == 6
