@@ -196,10 +196,7 @@ class Git:
         }
 
     def _watch(self, process: subprocess.Popen[bytes], most: int, url: str) -> str:
-        """Wait for *process*; returns the limit that was exceeded, "" if none.
-
-        :raises BuildFailed: it writes nothing for too long.
-        """
+        """Wait for *process*, which may not pause for long; returns the exceeded limit, "" if none."""
         written, since = -1, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
