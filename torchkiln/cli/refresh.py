@@ -15,9 +15,8 @@ from torchkiln.cli.shared.lock_output import LockOutput
 from torchkiln.cli.shared.options import any_matrix_option, images_folder, json_option, mirror_option
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import NothingSelected
+from torchkiln.locks import systems
 from torchkiln.locks.lock import load_locked, save
-from torchkiln.locks.systems import Systems
-from torchkiln.locks.systems import refresh as refreshed
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.operating_system import operating_system
@@ -45,13 +44,12 @@ def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json:
         of = f" of {', '.join(operating_system(name).name for name in os_names)}" if os_names else ""
         raise NothingSelected(f"{images}: no locks{of}", hint="run: torchkiln lock --all")
     for locked in chosen:  # a folder that cannot be written is found now, not after the base was made
-        with tempfile.TemporaryFile(dir=images / tag_of(locked.resolution)):
-            pass
+        tempfile.TemporaryFile(dir=images / tag_of(locked.resolution)).close()
     pythons = StandalonePythons(store=store, environ=os.environ, locate=grid.locate)
-    systems = Systems(
+    moving = systems.Systems(
         images, store, environ=os.environ, report=LockOutput().reporting, pythons=pythons, upgrade=True
     )
-    moved = [found for found in refreshed(chosen, systems, known) if found.after != found.before]
+    moved = [found for found in systems.refresh(chosen, moving, known) if found.after != found.before]
     for found in moved:
         save(images, found.after)
     write_rendered(tuple(found.after.resolution.cell for found in moved), grid, known, images)
