@@ -62,10 +62,7 @@ class Trusting:
 
 
 def trust_options(*names: str, only: Role | None) -> Decorator:
-    """The options of a `Trusting`; --trust also has *names*, in commands that do not sign.
-
-    :param only: the role of a key or an identity without one.
-    """
+    """The options of a `Trusting`; --trust is also called *names*. *only*: the role of a key without one."""
     role = "[ROLE=]" if only else "ROLE="
     return gathered(
         "trusting",
