@@ -213,7 +213,6 @@ class _Scan:
 
     def _entry(self, kind: str, name: str, path: Path) -> Entry:
         found = path.stat()
-        part = path.name.endswith(".part")
         records = tuple(self._records.get(name, ()))
         marks, names = self._marks, (name, name.removesuffix(".part"), *records)
         users = [user for one in names for user in marks.users.get(one, ())]
@@ -223,7 +222,7 @@ class _Scan:
         used = _mtime(self._root / records[0]) if kind == "rootfs" and records else found.st_mtime
         busy = next((marks.busy[one] for one in names if one in marks.busy), "")
         return Entry(
-            kind=LEFTOVERS if part else kind,
+            kind=LEFTOVERS if path.name.endswith(".part") else kind,
             path=name,
             size=self._sizes.get(name) or _size(path),
             used=max(used, self._used.get(path.name, 0.0)),

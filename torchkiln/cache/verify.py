@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torchkiln.errors import KilnError
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, tree_size
+from torchkiln.util.strict_json import json_of
 from torchkiln.wheel.bytecode import read_pack
 
 _PIECE = 1 << 20
@@ -113,11 +113,12 @@ def _fault(store: Store, entry: Entry, advanced: Callable[[int], None]) -> str:
 
 def _record_fault(path: Path, size: int | None) -> str:
     try:
-        record = json.loads(path.read_bytes())
+        record = json_of(path.read_bytes())
     except ValueError:
         return f"{path.name}: invalid JSON"
-    if size is not None and record.get("size") != size:
-        return f"wrong size: its record says {record.get('size')} bytes"
+    named = record.get("size") if isinstance(record, dict) else None
+    if size is not None and named != size:
+        return f"wrong size: its record says {str(named)[:40]} bytes"
     return ""
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-from packaging.utils import parse_wheel_filename
-
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.matrix.tags import tag_of
@@ -25,6 +23,7 @@ from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
 from torchkiln.util.strict_json import read_file
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 ENTRY = "Dockerfile.j2"
 _MOST_MOUNTS = 8  # maximum of wheels that a step mounts one by one; more are copied in a stage of their own

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
 from torchkiln.index.listing import ListedFile
-from torchkiln.model.index import FileAt
+from torchkiln.model.index import MAX_FIELD, FileAt
 from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
 
 
 def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
@@ -68,11 +68,12 @@ def newest_of(files: Iterable[ListedFile], allowed: SpecifierSet, python: str, t
     accepted = frozenset(tags)
     found: list[Version] = []
     for file in files:
-        if file.yanked is not None or not file.filename.endswith(".whl"):
+        required = file.requires_python or ""
+        if file.yanked is not None or not file.filename.endswith(".whl") or len(required) > MAX_FIELD:
             continue
         try:
             _, version, _, wheel_tags = parse_wheel_filename(file.filename)
-            fits = SpecifierSet(file.requires_python or "").contains(f"{python}.0")
+            fits = SpecifierSet(required).contains(f"{python}.0")
         except (InvalidWheelFilename, InvalidSpecifier):
             continue
         if fits and not version.is_prerelease and version in allowed and not accepted.isdisjoint(wheel_tags):

@@ -17,7 +17,7 @@ import msgspec
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import redact
 from torchkiln.util.http.redirects import unsafe
-from torchkiln.util.strict_json import DEPTH, levels
+from torchkiln.util.strict_json import limit, without_strings
 
 MOST_FILES = 50_000  # of one page; the largest known page has a third of that
 _VALUES = 1_000_000  # of a JSON page: each takes a hundred bytes of memory
@@ -248,11 +248,12 @@ _JSON_PAGE = msgspec.json.Decoder(_JsonPage)
 
 
 def _parse_json(page: Page, hashes: Collection[str] | None) -> tuple[ListedFile, ...]:
-    if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _VALUES:
-        raise _InvalidPage(f"more than {_VALUES} values")
-    if levels(page.body.decode("utf-8")) > DEPTH:
-        raise _InvalidPage(f"nested deeper than {DEPTH} levels")
-    document = _JSON_PAGE.decode(page.body)
+    text = page.body.decode("utf-8")
+    try:
+        limit(without_strings(text), values=_VALUES)
+    except ValueError as error:
+        raise _InvalidPage(str(error)) from error
+    document = _JSON_PAGE.decode(text)
     _check_version(document.meta.api_version)
     if len(document.files) > MOST_FILES:
         raise _InvalidPage(f"more than {MOST_FILES} files")

@@ -140,7 +140,9 @@ class Pages:
             return dict(zip(ordered, pool.map(self.find, ordered), strict=True))
 
     def measure(self, file: FileAt) -> FileAt:
-        """*file* with its size in bytes on the server, read by HEAD or else by a range request.
+        """*file* with its size in bytes on the server, by a GET, as the download checks it.
+
+        The answer to a HEAD may have another size: it is not used.
 
         :raises BuildFailed: the server does not send the size, or the page has another one.
         """
@@ -150,16 +152,11 @@ class Pages:
         return replace(file, size=size)
 
     def _size(self, file: FileAt) -> int:
-        headers = {"Accept-Encoding": "identity"}
-        with request(self.session, "HEAD", file.url, headers=headers, allow_redirects=True) as head:
-            size = byte_count(head.headers.get("Content-Length", ""))
-            if head.status_code == 200 and size is not None and not head.headers.get("Content-Encoding"):
-                return size
-        headers["Range"] = "bytes=0-0"
+        headers = {"Accept-Encoding": "identity", "Range": "bytes=0-0"}
         with request(self.session, "GET", file.url, headers=headers, stream=True) as part:
-            if part.status_code not in (200, 206):
+            if part.status_code not in (200, 206, 416):  # 416: the file is empty
                 raise http_error(file.url, part.status_code)
-            name = "Content-Range" if part.status_code == 206 else "Content-Length"
+            name = "Content-Length" if part.status_code == 200 else "Content-Range"
             size = byte_count(part.headers.get(name, "").rpartition("/")[2])
         if size is None:
             raise BuildFailed(

@@ -17,7 +17,7 @@ import yaml
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import ConfigError
@@ -25,6 +25,7 @@ from torchkiln.matrix.facts import cuda_of
 from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, minor_of, nearest
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 TODO = "TODO"  # in the place of a fact that the index lacks; the schema of the facts refuses it
 _READ_FROM = ("cp311", "cp310", "cp312")  # read METADATA from these; it is the same in all
@@ -326,9 +327,8 @@ def with_item(text: str, key: str, item: str, *, name: str) -> str:
 def _list(text: str, key: str) -> yaml.SequenceNode | None:
     root = yaml.compose(text, Loader=yaml.SafeLoader)  # libyaml's marks may count bytes
     pairs = root.value if isinstance(root, yaml.MappingNode) else ()
-    return next(
-        (node for name, node in pairs if name.value == key and isinstance(node, yaml.SequenceNode)), None
-    )
+    found = (node for name, node in pairs if name.value == key)
+    return next((node for node in found if isinstance(node, yaml.SequenceNode)), None)
 
 
 def _unsupported(name: str, key: str, item: str) -> ConfigError:

@@ -54,6 +54,7 @@ class IndexRequest:
 
 METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000
 MAX_REQUIREMENTS = 5_000  # of one wheel; the largest known number is 1,000
+MAX_FIELD = 4_000  # characters of a field; each number in it then has fewer than Python's 4,300 digits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ class WheelMetadata:
 def read_metadata(data: bytes) -> WheelMetadata:
     """METADATA as an installer reads it.
 
-    :raises ValueError: it is too long, not UTF-8, or has too many requirements.
+    :raises ValueError: it or a field is too long, it is not UTF-8, or has too many requirements.
     """
     if len(data) > METADATA_LIMIT:
         raise ValueError(f"METADATA has more than {METADATA_LIMIT} bytes")
@@ -102,5 +103,10 @@ def read_metadata(data: bytes) -> WheelMetadata:
 
 
 def _line(value: object) -> str:
-    """A field's value on one line, safe to print."""
-    return printable(" ".join(str(value).split()))
+    """A field's value on one line, safe to print.
+
+    :raises ValueError: it is too long.
+    """
+    if len(text := " ".join(str(value).split())) > MAX_FIELD:
+        raise ValueError(f"METADATA has a field of more than {MAX_FIELD} characters: {text[:80]}…")
+    return printable(text)

@@ -38,11 +38,7 @@ class GitCommit:
 
     url: Annotated[
         str,
-        Meta(
-            pattern=REPOSITORY,
-            max_length=1000,
-            description="the URL of a repository, without credentials",
-        ),
+        Meta(pattern=REPOSITORY, max_length=1000, description="the URL of a repository, without credentials"),
     ]
     commit: Annotated[str, Meta(pattern=r"^[0-9a-f]{40}$", description="a commit of 40 hex digits")]
     revision: Annotated[

@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import posixpath
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +22,12 @@ from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, layer_contents
 from torchkiln.oci.tar import parents
 from torchkiln.wheel import install
+from torchkiln.wheel.content import SecondRead, whole
+from torchkiln.wheel.entries import entries
 from torchkiln.wheel.install import Scheme
+from torchkiln.wheel.source import WheelFile
 
 _RECORD = ".dist-info/RECORD"
-_MOST_RECORD = 16 << 20  # bytes; that of torch has 2 MB
 
 #: Path relative to / -> its hash as RECORD writes it, empty if RECORD has none.
 Files = Mapping[str, str]
@@ -55,16 +55,18 @@ def files_of_records(texts: Mapping[str, str], scheme: Scheme) -> dict[str, File
     """The files of each distribution in site-packages, by its name.
 
     :param texts: path -> contents of each RECORD of an image or a layer.
-    :raises VerificationFailed: a RECORD names a file outside of the environment.
+    :raises VerificationFailed: a RECORD is invalid, or names a file outside of the environment.
     """
     found: dict[str, Files] = {}
     for path, text in texts.items():
         folder, _, info = path.removesuffix("/RECORD").rpartition("/")
         if folder == scheme.site:
             name = canonicalize_name(info.removesuffix(".dist-info").rpartition("-")[0])
-            found[name] = {
-                _absolute(row[0], path, scheme): row[1] for row in csv.reader(text.splitlines()) if row
-            }
+            rows = csv.reader(text.splitlines())
+            try:
+                found[name] = {_absolute(row[0], path, scheme): row[1] for row in rows if row}
+            except (csv.Error, IndexError) as error:
+                raise VerificationFailed(f"/{path}: invalid RECORD: {error}") from None
     return found
 
 
@@ -83,26 +85,22 @@ def files_of_wheel(path: Path, wheel: LockedWheel, scheme: Scheme) -> Files:
     """
     name = install.parse_name(wheel.filename)
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.namelist() if not entry.endswith("/")]
-            info = install.dist_info(entries, name)
-            record = install.parse_record(_text(archive, f"{info}/RECORD"), name)
-            points = f"{info}/entry_points.txt"
-            text = _text(archive, points) if points in entries else b""
-    except (OSError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        with WheelFile(path, path.stat().st_size) as file:  # `entries` limits the size of each text
+            listed = entries(file, wheel.filename)
+            found = {entry.name: entry for entry in listed if not entry.name.endswith("/")}
+            info = install.dist_info([*found], name)
+            texts = {
+                path: whole(SecondRead(file, found[path]), found[path], wheel.filename)
+                for path in (f"{info}/RECORD", f"{info}/entry_points.txt")
+                if path in found
+            }
+            record = install.parse_record(texts[f"{info}/RECORD"], name)
+    except (OSError, ValueError, KeyError, EOFError) as error:
         raise BadWheel(wheel.filename, f"RECORD cannot be read: {error}") from error
-    launchers = dict.fromkeys(install.launchers(text, name, scheme), "")
+    launchers = dict.fromkeys(install.launchers(texts.get(f"{info}/entry_points.txt", b""), name, scheme), "")
     return launchers | {
-        install.destination(entry, name, scheme): record.get(entry, ("", ""))[0] for entry in entries
+        install.destination(entry, name, scheme): record.get(entry, ("", ""))[0] for entry in found
     }
-
-
-def _text(archive: zipfile.ZipFile, name: str) -> bytes:
-    with archive.open(name) as file:
-        data = file.read(_MOST_RECORD + 1)
-    if len(data) > _MOST_RECORD:
-        raise ValueError(f"{name} is longer than {_MOST_RECORD} bytes")
-    return data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

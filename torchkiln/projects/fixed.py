@@ -36,8 +36,7 @@ def fixed_wheels(wheels: Iterable[LockedWheel]) -> dict[str, LockedWheel]:
 
 
 def _is_fixed(wheel: LockedWheel) -> bool:
-    fixed = wheel.name in _FAMILY or wheel.name in _COMPILERS
-    return fixed or wheel.name.startswith(("nvidia-", "cuda-"))
+    return wheel.name in _FAMILY or wheel.name in _COMPILERS or wheel.name.startswith(("nvidia-", "cuda-"))
 
 
 def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:

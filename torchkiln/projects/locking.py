@@ -176,7 +176,6 @@ def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectL
 def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
     """Download the *wheels* whose libraries must be checked, unless they exceed `_MOST_FETCHED` bytes.
 
-
     :raises BadWheel: a file differs from the lock.
     """
     store = index.pages.store

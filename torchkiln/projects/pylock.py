@@ -11,18 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.pylock import (
-    Package,
-    PackageArchive,
-    PackageSdist,
-    PackageWheel,
-    Pylock,
-    PylockUnsupportedVersionError,
-    PylockValidationError,
-)
+from packaging.markers import UndefinedEnvironmentName
+from packaging.pylock import Package, Pylock, PylockValidationError
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -34,6 +26,7 @@ from torchkiln.projects.files import Lines
 from torchkiln.projects.requirement import BUILD, MOST, Requirements
 from torchkiln.store.store import Store
 from torchkiln.util.toml import toml_of
+from torchkiln.util.wheel_names import limited
 
 FILE = "pylock.toml"
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
@@ -64,18 +57,12 @@ def packages_of(
         all.
     """
     try:
-        found = Pylock.from_dict(toml_of(lock))
+        found = _parsed(lock)
         groups = _normal(found.dependency_groups) | _normal(found.default_groups)
         if unknown := choice.unknown(FILE, _normal(found.extras), groups):
             raise ConfigError.of(unknown, hint=HINT)
         packages = [package for package in found.packages if _applies(package, found, environment, choice)]
-    except (
-        ValueError,
-        PylockValidationError,
-        PylockUnsupportedVersionError,
-        UndefinedComparison,
-        UndefinedEnvironmentName,
-    ) as error:
+    except (ValueError, PylockValidationError, UndefinedEnvironmentName) as error:
         raise ConfigError(f"{FILE}: {error}", hint="recreate it with the tool that wrote it") from None
     requirements, lines = Requirements(), Lines(FILE, lock.decode())
     for package in packages[: MOST + 1]:
@@ -93,8 +80,8 @@ def add_package(
     :param of_uv: uv exported it from uv.lock. Then its marker is kept, and the sdist that it may have is
         allowed in addition to its wheels.
     """
-    files: list[PackageArchive | PackageSdist | PackageWheel] = [*(package.wheels or ())]
-    files += [package.sdist] if package.sdist and of_uv else []
+    files = [wheel.hashes for wheel in package.wheels or ()]
+    files += [package.sdist.hashes] if package.sdist and of_uv else []
     why = ""
     if package.directory:
         why = "local folders cannot be locked"
@@ -106,14 +93,14 @@ def add_package(
         elif not _COMMIT.fullmatch(package.vcs.commit_id):
             why = f"commit-id {package.vcs.commit_id[:100]!r} does not have 40 hex digits"
     elif package.archive:
-        files = [package.archive]
+        files = [package.archive.hashes]
         text = f"{package.name} @ {package.archive.url or package.archive.path}"
     elif not files:
         why = "it has no wheel, only source code, which is not built here"
     else:
         text = f"{package.name}=={package.version}"
         why = "" if package.version else "it has no version"
-    hashes = [file.hashes["sha256"].lower() for file in files if "sha256" in file.hashes]
+    hashes = [file["sha256"].lower() for file in files if "sha256" in file]
     if files and not hashes:
         why = "its wheels have no sha256"
     if why:
@@ -122,6 +109,23 @@ def add_package(
     marker = f" ; {package.marker}" if package.marker and of_uv else ""
     allowed = "".join(f" --hash=sha256:{each}" for each in hashes)
     found.add(f"{text}{marker}{allowed}", where, by_name=by_name)
+
+
+def _parsed(lock: bytes) -> Pylock:
+    """*lock*, a pylock.toml.
+
+    :raises ValueError, PylockValidationError: it is invalid.
+    """
+    document = toml_of(lock)
+    for package in _tables(document.get("packages")):
+        for wheel in _tables(package.get("wheels")):
+            for name in (wheel.get("name"), wheel.get("path"), urlsplit(str(wheel.get("url"))).path):
+                limited(unquote(str(name)))
+    return Pylock.from_dict(document)
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _applies(package: Package, lock: Pylock, environment: Mapping[str, str], choice: Choice) -> bool:
@@ -163,8 +167,8 @@ def packages_of_uv(
     own = tuple(own)
     _require_current(name, own, choice.groups, document)
     try:
-        exported = Pylock.from_dict(toml_of(_exported(name, lock, store, choice)))
-    except (ValueError, PylockValidationError, PylockUnsupportedVersionError) as error:
+        exported = _parsed(_exported(name, lock, store, choice))
+    except (ValueError, PylockValidationError) as error:
         raise ConfigError(f"{UV_LOCK}: {error}", hint="recreate it: uv lock") from None
     found, named = Requirements(), {asked.name for asked in own}
     for package in exported.packages[: MOST + 1]:
@@ -207,9 +211,7 @@ def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> bytes:
 
 def _require_current(name: str, own: Iterable[Asked], groups: Iterable[str], lock: Mapping[str, Any]) -> None:
     """:raises Stale: *lock* was made from other dependencies than *own*, those of the project *name*."""
-    packages = lock.get("package")
-    tables = [one for one in packages if isinstance(one, dict)] if isinstance(packages, list) else []
-    package = next((one for one in tables if one.get("name") == name), None)
+    package = next((one for one in _tables(lock.get("package")) if one.get("name") == name), None)
     if package is None:
         return
     metadata = package.get("metadata")
@@ -236,8 +238,8 @@ def _locked(metadata: Mapping[str, Any], groups: Iterable[str]) -> Iterator[tupl
     of_groups = metadata.get("requires-dev")
     by_name = of_groups if isinstance(of_groups, dict) else {}
     lists = (metadata.get("requires-dist"), *(by_name.get(group) for group in groups))
-    for entry in (entry for each in lists if isinstance(each, list) for entry in each):
-        with suppress(InvalidSpecifier, ValueError, AttributeError):
+    for entry in (entry for each in lists for entry in _tables(each)):
+        with suppress(InvalidSpecifier, ValueError):
             name = canonicalize_name(str(entry.get("name", "")))
             specifier = str(SpecifierSet(str(entry.get("specifier", ""))))
             yield name, specifier, ""

@@ -22,6 +22,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _DEPTH = 50  # levels of groups and extras that include each other
 _MOST = 5_000  # requirements, each once with each marker
 _LONGEST = 4_000  # characters of a requirement, and of a marker
+_TEXT = 1 << 20  # characters of all requirements with their markers
 _INCLUDE = "include-group"
 _TABLES = {"extra": "project.optional-dependencies", "group": "dependency-groups"}
 
@@ -100,7 +101,7 @@ def parse_pyproject(text: bytes) -> Pyproject:
     try:
         document = toml_of(text)
     except ValueError as error:
-        raise ConfigError(f"{FILE}: {error}") from None
+        raise ConfigError(f"{FILE}: {error}", hint=f"correct {FILE}") from None
     table = document.get("project", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{FILE}: [project] must be a table")
@@ -147,6 +148,7 @@ class _Walk:
     found: list[tuple[str, str]] = field(default_factory=list)
     done: set[tuple[str, str, str]] = field(default_factory=set)  # kind, name and marker of each list
     values: int = 0
+    text: int = 0
 
     def add(self, kind: Kind, name: str, above: tuple[tuple[Kind, str], ...], marker: Marker | None) -> None:
         """Add the requirements of the extra or group *name*, for environments with *marker*.
@@ -164,8 +166,9 @@ class _Walk:
         if not isinstance(values, list):
             raise _wrong(kind, name, "the value has the wrong type: it must be a list")
         self.values += len(values)
-        if len(above) >= _DEPTH or self.values > _MOST or len(str(marker)) > _LONGEST:
-            raise _wrong(kind, name, f"more than {_DEPTH} levels, or {_MOST} requirements")
+        self.text += sum(len(str(value)) + len(str(marker)) for value in values)
+        if len(above) >= _DEPTH or self.values > _MOST or self.text > _TEXT or len(str(marker)) > _LONGEST:
+            raise _wrong(kind, name, f"more than {_DEPTH} levels, {_MOST} requirements or {_TEXT} characters")
         above = (*above, (kind, name))
         for value in values:
             if isinstance(value, str):

@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.projects.asked import Asked
-from torchkiln.projects.files import read_inside
+from torchkiln.projects.files import LIMIT, read_inside
 from torchkiln.projects.sources.by_commit import repository_required
 from torchkiln.util.http.redirects import unsafe
 from torchkiln.util.strict_json import text_of
+from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
 
-MOST = 5_000  # requirements of all files
+MOST = 5_000  # requirements and options of all files
 CORRECT = "correct the lines"
 BUILD = (
     "build a wheel from the source code (python -m pip wheel --no-deps), put it into a folder of the project,"
     " and require it by path: ./wheels/NAME.whl"
 )
 _LONGEST = 4_000  # characters of a requirement without its hashes
+_TEXT = 1 << 20  # characters of all requirements and options without hashes
+_LINES = 1 << 18  # of one file: each requirement can have fifty hashes
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
@@ -86,17 +90,31 @@ class Requirements:
     constraints: list[Asked] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    count: int = 0  # of requirements and options that were read
+    text: int = 0  # their characters
 
     def refuse(self, fault: str, advice: str = CORRECT) -> None:
         """Add a fault, and what to do about it."""
         self.faults.append(fault)
         self.advice.append(advice)
 
+    def take(self, text: str) -> None:
+        """Count the requirement or option *text*, before it is parsed.
+
+        :raises ConfigError: there are too many; lists all faults.
+        """
+        self.count, self.text = self.count + 1, self.text + len(text)
+        if self.count > MOST or self.text > _TEXT:
+            most = f"{MOST} requirements" if self.count > MOST else f"{_TEXT} characters of requirements"
+            self.refuse(f"more than {most}", "require fewer")
+            self.require_sound()
+
     def add(self, text: str, where: str, *, constraint: bool = False, by_name: bool = True) -> None:
         """Add the requirement *text*, which may have hashes, or its fault."""
         hashes = _HASH.findall(text)
         kept = tuple(found[1] for value in hashes if (found := _SHA256.fullmatch(value)))
         text = _HASH.sub("", text).strip()
+        self.take(text)
         try:
             if hashes and not kept:
                 raise _Unsupported(f"{hashes[0][:80]}: only sha256:<64 hex digits> is supported as hash")
@@ -109,8 +127,6 @@ class Requirements:
 
     def require_sound(self) -> None:
         """:raises ConfigError: there are faults; lists all of them."""
-        if len(self.requirements) + len(self.constraints) > MOST:
-            self.refuse(f"more than {MOST} requirements", "require fewer")
         if self.faults:
             raise ConfigError.of(self.faults, hint="; ".join(dict.fromkeys(self.advice)))
 
@@ -126,7 +142,8 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
         raise ValueError("environment variables are not expanded")
     if re.search(r"\s--?[A-Za-z]", text):
         raise ValueError("only --hash is supported as an option of a requirement")
-    wheel, repository = _wheel(text), repository_required(text)
+    wheel = _wheel(text) if ".whl" in text.lower() else None
+    repository = repository_required(text) if "+" in text else None
     if constraint and (wheel or repository):
         raise ValueError(f"a constraint cannot be a {'file' if wheel else 'repository'}")
     if repository:
@@ -228,10 +245,10 @@ def read_requirements(folder: Path, name: str = "requirements.txt") -> Requireme
     return found
 
 
-def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of *text* with their numbers, continuation lines joined, without comments; as pip does it."""
+def logical_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """*lines* with their numbers, continuation lines joined, without comments; as pip does it."""
     first, parts = 0, list[str]()
-    for number, line in enumerate((*text.splitlines(), None), 1):
+    for number, line in enumerate(chain(lines, (None,)), 1):
         if line is not None and line.endswith("\\") and not _COMMENT_LINE.match(line):
             first = first if parts else number
             parts.append(line.strip("\\"))
@@ -249,6 +266,7 @@ class _Reader:
     root: Path
     found: Requirements
     files: int = 0
+    room: int = LIMIT  # bytes that may still be read
 
     def read(self, path: Path, above: tuple[Path, ...], *, constraint: bool, where: str = "") -> None:
         """Read the file *path*.
@@ -264,11 +282,15 @@ class _Reader:
             )
             return
         try:
-            text = text_of(read_inside(self.root, path)).removeprefix("\ufeff")
+            data = read_inside(self.root, path, self.room)
+            self.room -= len(data)
+            lines = text_of(data).removeprefix("\ufeff").splitlines()
+            if len(lines) > _LINES:
+                raise ValueError(f"more than {_LINES} lines")
         except ValueError as error:
             self.found.refuse(f"{where}: {error}")
             return
-        for number, line in logical_lines(text):
+        for number, line in logical_lines(lines):
             place = f"{self._shown(path)}:{number}"
             if line.startswith("-"):
                 self._option(line, place, (*above, path.resolve()), constraint=constraint)
@@ -276,6 +298,7 @@ class _Reader:
                 self.found.add(line, place, constraint=constraint)
 
     def _option(self, line: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
+        self.found.take(line)
         match = _SHORT.fullmatch(line) or _OPTION.fullmatch(line)
         option, value = (match[1], match[2].strip()) if match else (line, "")
         shown = f"{where}: {redact_text(line[:200])}"

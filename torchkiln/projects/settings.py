@@ -121,7 +121,7 @@ def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object |
                 continue
             document = toml_of(data)
         except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from None
+            raise ConfigError(f"{name}: {error}", hint=f"correct {name}") from None
         if name == FILE:
             yield FILE, document
             continue

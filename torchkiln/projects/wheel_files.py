@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import parse_wheel_filename
-
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.download import Downloads
 from torchkiln.index.pages import Pages
@@ -22,6 +20,7 @@ from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, FolderWheel
 from torchkiln.projects.files import target_inside
 from torchkiln.projects.own_wheels import digest_of, local_wheel
+from torchkiln.util.wheel_names import parse_wheel_filename
 from torchkiln.wheel.metadata import metadata_in
 
 

@@ -39,6 +39,8 @@ _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
 _REPEATABLE = frozenset({"comment", "copyright"})  # fields that some copyright files repeat
 _MAX_TEXT = 1 << 20  # characters of a package's metadata; the text of a licence has some thousands
+_FIELDS, _NAMES = 10_000, 100  # of METADATA, and different names: `parse_email` takes their product in time
+_FIELD = re.compile(r"(?<![^\r\n])[^\s:]+(?=:)")  # at the start of a line, as in `email`
 _MAX_LICENCES = 1000  # in a copyright file; perl's has thirty
 _UNKNOWN = frozenset({"", "UNKNOWN"})  # setuptools wrote UNKNOWN for a missing licence
 
@@ -142,10 +144,9 @@ def _distributions(texts: Mapping[str, str]) -> Iterator[Distribution]:
         if not _METADATA.fullmatch(path):
             continue
         head = shortened(path, text)
-        if len(head) > _MAX_TEXT or printable(path) != path:
-            raise ValueError(
-                f"{path[:200]}: is too long ({len(head)} characters), or has an unprintable path"
-            )
+        names = _FIELD.findall(head)
+        if len(head) > _MAX_TEXT or len(names) > _FIELDS or len({*names}) > _NAMES or printable(path) != path:
+            raise ValueError(f"{path[:200]}: {len(head)} characters, too many fields, or an unprintable path")
         raw, _ = parse_email(head)
         try:
             name = canonicalize_name(raw.get("name", ""), validate=True)
@@ -164,8 +165,7 @@ def _python_licences(expression: str, words: str, classifiers: list[str]) -> tup
         return (of_expression(expression) or of_words(expression),)
     if words.strip() not in _UNKNOWN:
         return (of_expression(words.strip()) or of_words(words),)
-    names = sorted({name for name in classifiers if name.startswith("License ::")})
-    return tuple(of_words(name) for name in names)
+    return tuple(map(of_words, sorted({name for name in classifiers if name.startswith("License ::")})))
 
 
 def _packages(texts: Mapping[str, str], links: Mapping[str, str]) -> Iterator[InstalledPackage]:

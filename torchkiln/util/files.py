@@ -26,7 +26,7 @@ _HERE = -100  # AT_FDCWD from linux/fcntl.h
 _RENAME_EXCHANGE = 2  # from linux/fs.h
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
-STEP = 8 << 20
+STEP = 8 << 20  # bytes that are written or read between two calls of posix_fadvise
 _LAG = 64 << 20  # bytes; pages that were written so many bytes before are probably on the disk
 
 
@@ -203,9 +203,6 @@ def tree_size(root: Path) -> tuple[int, int]:
                 count += 1
                 sizes[found.st_dev, found.st_ino] = found.st_size
     return sum(sizes.values()), count
-
-
-"""Bytes that are written or read between two calls of posix_fadvise."""
 
 
 class PassingFile(io.FileIO):

@@ -68,7 +68,8 @@ def _fault(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     if isinstance(error, yaml.MarkedYAMLError):
         mark: Any = error.problem_mark or error.context_mark  # libyaml's marks have a class of their own
         line = mark.line + 1 if mark else 1
-        advice = "; indent with spaces, not with tabs" if _is_tab(text, mark) else ""
+        rest = "".join(text.splitlines()[mark.line : line])[mark.column :] if mark else ""
+        advice = "; indent with spaces, not with tabs" if rest.startswith("\t") else ""
         return ConfigError(f"{name}:{line}: not valid YAML: {error.problem or error.context}{advice}")
     return ConfigError(f"{name}:1: not valid YAML: {str(error).splitlines()[0]}")
 
@@ -79,11 +80,10 @@ def _too_deep(name: str, line: int) -> ConfigError:
 
 def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
     """The first fifty violations of *schema* in *located*; empty if it is valid."""
-
-    def written(path: Path, value: Any) -> str:
-        return located.written.get(path, shown(value))
-
-    return [located.fault(path, text) for path, text in violations(located.data, schema, written=written)]
+    found = violations(
+        located.data, schema, written=lambda path, value: located.written.get(path, shown(value))
+    )
+    return [located.fault(path, text) for path, text in found]
 
 
 def reject_aliases(text: str, name: str) -> None:
@@ -103,11 +103,6 @@ def reject_aliases(text: str, name: str) -> None:
             depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
             if depth > _DEPTH:
                 raise _too_deep(name, start.line + 1)
-
-
-def _is_tab(text: str, mark: Any) -> bool:
-    lines = text.splitlines()
-    return bool(mark) and mark.line < len(lines) and lines[mark.line][mark.column : mark.column + 1] == "\t"
 
 
 class _Reading:

@@ -32,22 +32,14 @@ KEYWORDS = frozenset(
     ]
 )
 _MAX_VIOLATIONS = 50
-_TYPE_NAMES = {
-    "object": "a mapping",
-    "array": "a list",
-    "string": "text",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "null": "nothing",
-}
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
+_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "object": ("a mapping", (dict,)),
+    "array": ("a list", (list,)),
+    "string": ("text", (str,)),
+    "integer": ("a whole number", (int,)),
+    "number": ("a number", (int, float)),
+    "boolean": ("true or false", (bool,)),
+    "null": ("nothing", (type(None),)),
 }
 
 
@@ -189,7 +181,7 @@ class _Check:
 
     def _wrong_type(self, value: Any, kinds: Sequence[str], path: Path) -> str:
         advice = "; put it in quotes" if "string" in kinds and isinstance(value, (int, float)) else ""
-        expected = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+        expected = " or ".join(_TYPES[kind][0] for kind in kinds)
         return f"must be {expected}, not {self._written(path, value)}{advice}"
 
 
@@ -201,4 +193,4 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):  # a bool is an int to Python, not to YAML
         return kind == "boolean"
-    return kind != "boolean" and isinstance(value, _TYPES[kind])
+    return kind != "boolean" and isinstance(value, _TYPES[kind][1])

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 def size(count: float) -> str:
     """*count* bytes as `821.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
-    raise AssertionError
+    return f"{count:.1f} GB"

@@ -25,6 +25,7 @@ DEPTH = 40  # levels of lists and mappings; torchkiln's deepest file has seven
 VALUES = 1 << 20  # values in one document; a value needs up to 250 bytes of memory, an SBOM has 40,000
 # An unterminated string matches up to the end of the text, so that the search stays linear.
 _STRING = re.compile(r'"[^"]*(?:"|\Z)')
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BETWEEN = re.compile(r"[^\[\]{}]+")
 _DIGITS = 20  # of an integer with its sign
 _INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, the most that other JSON parsers support
@@ -121,12 +122,7 @@ def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
     text = text_of(data)
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark; save it without one")
-    # Checked before parsing, which could exhaust stack or memory.
-    bare = _without_strings(text)
-    if bare.count(",") + bare.count("[") + bare.count("{") > values:
-        raise ValueError(f"more than {values} values")
-    if _depth(bare) > depth:
-        raise ValueError(f"nested too deep: more than {depth} levels")
+    limit(without_strings(text), depth, values)
     try:
         value = json.loads(
             text, object_pairs_hook=_mapping, parse_int=_whole, parse_float=_real, parse_constant=_constant
@@ -154,21 +150,23 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def levels(text: str) -> int:
-    """The nesting depth of lists and mappings in *text*, which need not be JSON.
+def limit(bare: str, depth: int = DEPTH, values: int = VALUES) -> None:
+    """Check *bare*, a document without its strings, before it is parsed: that could exhaust stack or memory.
+
+    :raises ValueError: it has more levels than *depth*, or more than *values* values.
+    """
+    if bare.count(",") + bare.count("[") + bare.count("{") > values:
+        raise ValueError(f"more than {values} values")
+    brackets = _BETWEEN.sub("", bare)
+    if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > depth:
+        raise ValueError(f"nested too deep: more than {depth} levels")
+
+
+def without_strings(text: str) -> str:
+    """*text* without its strings. Escapes are removed first: matching them by regex needs more memory.
 
     :raises ValueError: it has too many strings.
     """
-    return _depth(_without_strings(text))
-
-
-def _depth(bare: str) -> int:
-    brackets = _BETWEEN.sub("", bare)
-    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
-
-
-def _without_strings(text: str) -> str:
-    """*text* without its strings. Escapes are removed first: matching them by regex needs more memory."""
     plain = text.replace("\\\\", "").replace('\\"', "")
     if plain.count('"') > 4 * VALUES:  # two for each key and each value
         raise ValueError(f"more than {VALUES} values")
@@ -182,8 +180,7 @@ def _line(data: bytes, at: int) -> int:
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = Counter(name for name, _ in pairs)
-        duplicate = next(name for name, count in names.items() if count > 1)
+        duplicate = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
         raise ValueError(f"duplicate key {duplicate[:80]!r}")
     return found
 
@@ -221,14 +218,6 @@ def _require_encodable(value: Any) -> None:
                 inner += item.values()
             elif isinstance(item, list):
                 inner += item
-            elif isinstance(item, str) and not item.isascii() and not _is_encodable(item):
+            elif isinstance(item, str) and _SURROGATE.search(item):
                 raise ValueError(f"unpaired surrogate in {item[:80]!r}")
         pending = inner
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -47,7 +47,8 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
     choices = list(dict.fromkeys(valid))
     by_number: tuple[str, ...] = ()
     if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
-        by_number = tuple(sorted(choices, key=lambda choice: _distance(value, choice))[:count])
+        place = _position(value)
+        by_number = tuple(sorted(choices, key=lambda choice: abs(place - _position(choice)))[:count])
         if any(_is_close(value, choice) for choice in choices):
             return by_number
     by_fold = {choice.casefold(): choice for choice in reversed(choices)}
@@ -62,10 +63,6 @@ def _is_close(version: str, other: str) -> bool:
     return abs(minor - other_minor if major == other_major else major - other_major) <= _CLOSE
 
 
-def _distance(one: str, other: str) -> int:
-    """The distance of two versions; a difference in a component weighs a thousand times that in the next."""
-    return abs(_position(one) - _position(other))
-
-
 def _position(version: str) -> int:
+    """A number for distances: a difference in a component weighs a thousand times that in the next."""
     return sum(number * 1000 ** (4 - place) for place, number in enumerate(numbers(version)[:5]))

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, ImagePython
+from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
 
 INSTALLER = b"torchkiln\n"
 
@@ -249,10 +250,9 @@ def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]
 def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
     """*console*, with the version in the names of pip and easy_install adapted: pip3.9 → pip3.11."""
     named = dict(console)
-    major = scheme.python.split(".")[0]
     if "pip" in console:
         named = {name: ref for name, ref in named.items() if not re.fullmatch(r"pip\d+(\.\d+)?", name)}
-        named |= {f"pip{version}": console["pip"] for version in (major, scheme.python)}
+        named |= {f"pip{version}": console["pip"] for version in (scheme.python.split(".")[0], scheme.python)}
     if "easy_install" in console:
         named = {name: ref for name, ref in named.items() if not re.fullmatch(r"easy_install-\d+\.\d+", name)}
         named[f"easy_install-{scheme.python}"] = console["easy_install"]

@@ -27,14 +27,16 @@ from dataclasses import dataclass, field
 from email.message import Message
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag, parse_tag
+from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel
+from torchkiln.model.index import MAX_FIELD
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.encode import members
 from torchkiln.oci.layer import Collision, LayerWriter
+from torchkiln.util.wheel_names import parse_tag
 from torchkiln.wheel import install
 from torchkiln.wheel.bytecode import Code, cached_name
 from torchkiln.wheel.content import EntryReader, SecondRead, copied, inflate, whole
@@ -90,8 +92,7 @@ def splice(
     :param cut: which device code its libraries keep; None: all.
     :raises BadWheel: the wheel has a fault; the layer must not be used.
     """
-    filename = locked.filename
-    wheel = install.parse_name(filename)
+    filename, wheel = locked.filename, install.parse_name(locked.filename)
     listed = entries(file, filename)
     names = {entry.name for entry in listed}
     work = _Installation(
@@ -113,8 +114,7 @@ def sources(file: WheelFile, locked: LockedWheel, scheme: Scheme, sink: SourceSi
 
     :raises BadWheel: the file is not the locked wheel, or not a valid wheel.
     """
-    filename = locked.filename
-    wheel = install.parse_name(filename)
+    filename, wheel = locked.filename, install.parse_name(locked.filename)
     for entry in entries(file, filename):
         path = install.destination(entry.name, wheel, scheme)
         if _is_source(path, scheme):
@@ -321,19 +321,21 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
     format_version = _field(wheel_headers, "Wheel-Version")
     if format_version.split(".")[0] != "1":
         return f"unsupported Wheel-Version: {format_version or 'missing'}; only 1.x is supported"
-    name, version = _field(fields, "Name"), _field(fields, "Version")
+    name, version, requires = (_field(fields, key) for key in ("Name", "Version", "Requires-Python"))
+    if max(map(len, (name, version, requires, format_version))) > MAX_FIELD:
+        return f"METADATA or WHEEL has a field of more than {MAX_FIELD} characters"
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
         return f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
     platform = f"Python {scheme.python}, {LINUX_AMD64.machine} Linux"
     if not _fits(wheel.tags, scheme.python):
         return f"not a supported wheel on this platform: {platform}"
+    lines = [str(line).strip() for line in wheel_headers.get_all("Tag", [])]
     try:
-        tags = [tag for line in wheel_headers.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
+        fitting = [_fits(parse_tag(line), scheme.python) for line in lines]
     except ValueError:
         return "WHEEL contains an invalid tag"
-    if tags and not _fits(tags, scheme.python):
-        return f"the tags in WHEEL are not supported on this platform ({platform}): {tags[0]}"
-    requires = _field(fields, "Requires-Python")
+    if lines and not any(fitting):
+        return f"the tags in WHEEL are not supported on this platform ({platform}): {lines[0]}"
     if not _allows(requires, scheme.python):
         return f"requires a different Python: {scheme.python} not in {requires!r}"
     return ""
@@ -345,9 +347,8 @@ def _headers(name: str, data: bytes, wheel: WheelName) -> Message:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadWheel(wheel.filename, f"{name} is not valid UTF-8 (at byte {error.start})") from error
-    blank_line = _BLANK_LINE.search(text)
-    end = blank_line.start() if blank_line else len(text)
-    if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MAX_HEADERS:
+    head = _BLANK_LINE.split(text, maxsplit=1)[0]
+    if max(head.count("\n"), head.count("\r")) > _MAX_HEADERS:
         raise BadWheel(wheel.filename, f"{name} has more than {_MAX_HEADERS} header lines")
     return email.parser.HeaderParser().parsestr(text)
 
@@ -367,10 +368,9 @@ def _python_fits(tag: Tag, python: str) -> bool:
     found = re.fullmatch(r"(cp|py)(\d)(\d*)", tag.interpreter)
     if not found or int(found[2]) != major:
         return False
-    its_minor = int(found[3]) if found[3] else None
     if tag.abi == f"cp{major}{minor}" or (tag.abi == "none" and found[1] == "cp"):
         return tag.interpreter == f"cp{major}{minor}"
-    older = its_minor is None or its_minor <= minor
+    older = not found[3] or int(found[3]) <= minor
     return older and (tag.abi, found[1]) in (("none", "py"), ("abi3", "cp"))
 
 

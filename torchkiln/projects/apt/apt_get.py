@@ -188,5 +188,4 @@ def _lines(path: Path) -> list[str]:
 
 def _listed(debs: Iterable[DebFile]) -> str:
     names = [f"{deb.name} {deb.version}" for deb in debs]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

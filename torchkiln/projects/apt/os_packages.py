@@ -291,5 +291,4 @@ def own_paths(plan: ImagePlan) -> frozenset[str]:
     """The paths of the files and links that torchkiln adds above the OS in the image of *plan*."""
     layers = plan.of(OverlayLayer)
     files = [file.path for layer in layers for file in layer.files]
-    links = [link.path for layer in layers for link in layer.links]
-    return frozenset({*files, *links})
+    return frozenset({*files, *(link.path for layer in layers for link in layer.links)})

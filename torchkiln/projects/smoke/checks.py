@@ -109,8 +109,7 @@ def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Findin
     ended, lines = _run(inside, (inside.python, "-I", "-m", "pip", "check"), limit_s)
     broken = [line for line in lines if line.strip()] if ended.code or ended.timed_out else []
     faults = broken or ([_how(ended, limit_s)] if ended.code or ended.timed_out else [])
-    measured = {"packages": len(subject.installed), "broken": broken}
-    return _finding("pip-check", began, faults, measured)
+    return _finding("pip-check", began, faults, {"packages": len(subject.installed), "broken": broken})
 
 
 def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:

@@ -14,13 +14,7 @@ from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.tags import Tag
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
@@ -34,6 +28,7 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.projects.fixed import fixed_wheels
+from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
 
 MOST = 20  # builds of one lock
 _SUFFIX = ".tar.gz"
