@@ -171,3 +171,8 @@ def held(data: bytes | None) -> Callable[[], object]:
         piped(Path("have.txt")) if data is None else Path("have.txt").write_bytes(data)
 
     return arrange
+
+
+def project(name: str, text: str) -> Callable[[], object]:
+    """Write a project whose only file is *name*, beside the locks of images."""
+    return lambda: (locked(), Path("project").mkdir(), Path("project", name).write_text(text))

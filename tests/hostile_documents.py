@@ -33,6 +33,7 @@ from tests.arranged_documents import (
     matrix,
     matrix_line,
     piped,
+    project,
     report,
 )
 from torchkiln.cli import main
@@ -44,6 +45,7 @@ _CHECK = ("lock", "--check", "--torch", "2.7.1", "--cuda", "12.1", "--images", "
 _VERIFY = ("verify", "layout")
 _RUN = ("run", "--output", "layout", "a", "--", "true")
 _SHOW = ("smoke", "show", "report.json")
+_PROJECT = ("project", "lock", "project", "--torch", "2.7.1", "--cuda", "12.1", "--images", "images")
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -144,6 +146,7 @@ def _entry(**fields: object) -> Callable[[Any], object]:
 
 _HAVE = ("smoke", "a", "--output", "layout", "--bundle", "out", "--have", "have.txt")
 _NAME = "org.opencontainers.image.ref.name"
+_TAGS = ".".join(f"py{number}" for number in range(100))
 _BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(40))
 
 
@@ -232,6 +235,12 @@ CASES = (
     case("report: an invalid verdict", report(lambda d: {**d, "verdict": "splendid"}), _SHOW, 2, "verdict: 'splendid' is not valid"),
     case("report: not JSON", report(lambda d: "PASS"), _SHOW, 2, "report.json: line 1: not JSON"),
     case("report: Infinity", report(lambda d: json.dumps({**d, "schema": float("inf")})), _SHOW, 2, "Infinity is not valid JSON"),
+    case("project: a dotted key of 40 kB", project("pyproject.toml", "a" + ".a" * 20_000 + " = 1\n"), _PROJECT, 2, "pyproject.toml: a key of more than 16 parts"),
+    case("project: a number of 4 MB", project("pyproject.toml", "a = 0x" + "f" * 4_000_000), _PROJECT, 2, "pyproject.toml: a number of more than 1000 digits, or a word of more than 200"),
+    case("project: a million tables", project("pylock.toml", "[[a]]\n" * 1_000_000), _PROJECT, 2, "pylock.toml: more than 262144 values"),
+    case("project: eight megabytes of lines", project("requirements.txt", "a\n" * 4_000_000), _PROJECT, 2, "requirements.txt: more than 262144 lines"),
+    case("project: 5,001 options", project("requirements.txt", "--prefer-binary\n" * 5_001), _PROJECT, 2, "more than 5000 requirements"),
+    case("project: a million tags", project("requirements.txt", f"./a-1-{_TAGS}-{_TAGS}-{_TAGS}.whl\n"), _PROJECT, 2, "not a valid wheel filename"),
     case("layers of a host: a path", held(b"../../etc/passwd\n"), _HAVE, 2, "line 1: not a sha256 digest: '../../etc/passwd'"),
     case("layers of a host: ten thousand lines of another file", held(b"\xff\x00\x1b[2J\n" * 10_000), _HAVE, 2, "and 9995 more lines"),
     case("layers of a host: two megabytes", held(b"#" * (2 << 20)), _HAVE, 2, "longer than 1048576 bytes"),

@@ -15,6 +15,7 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.oci.documents
     import torchkiln.oci.layer
     import torchkiln.oci.unpack
+    import torchkiln.projects.read
     import torchkiln.sbom.listed
     import torchkiln.smoke.report
     import torchkiln.wheel.cut
@@ -22,14 +23,8 @@ with atheris.instrument_imports(include=["torchkiln"]):
 
 from tests.fuzz import documents_target, fatbin_target, layer_target, pages_target, tar_target, zip_target
 
-TARGETS = {
-    "zip": zip_target,
-    "layer": layer_target,
-    "tar": tar_target,
-    "documents": documents_target,
-    "pages": pages_target,
-    "fatbin": fatbin_target,
-}
+_ALL = (zip_target, layer_target, tar_target, documents_target, pages_target, fatbin_target)
+TARGETS = {target.__name__.rpartition(".")[2].removesuffix("_target"): target for target in _ALL}
 
 
 def main() -> None:

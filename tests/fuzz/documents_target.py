@@ -1,6 +1,6 @@
-"""Fuzz torchkiln's JSON reader with bytes and changed documents: it must refuse, or agree with other readers.
+"""Fuzz all readers with documents of hostile shapes; and the JSON reader with bytes and changed documents.
 
-The other readers are the standard library's and orjson, which is independent (Rust).
+It must refuse, or agree with the standard library's reader and orjson's, which is independent (Rust).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import orjson
 from tests.document_strategies import json_bytes, places
 from tests.fuzz.source import Decisions
 from tests.unit.document_readers import READERS, value_of
+from tests.unit.document_shapes import shaped, shapes
 from torchkiln.errors import KilnError, printable
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import wrong_case_keys
@@ -27,14 +28,24 @@ _ODD: tuple[Any, ...] = (
     "\x1b[2J", "ü", [], {}, [[]], ["x"], {"a": "b"}, [None], {"Layers": []}, "x" * 500, [0] * 50,
 )
 # fmt: on
-JSON = {name: reader for name, reader in READERS.items() if not reader.yaml}
+JSON = {name: reader for name, reader in READERS.items() if reader.form == "json"}
 _OF_LOCKS = ("lock", "base", "report")  # a lock is a hundred times longer than other documents
 
 
 def check(data: bytes, _scratch: Path) -> str:
     """The result: "accepted" or "refused"; raises AssertionError if two readers disagree."""
     decisions = Decisions(data)
-    return judge(decisions.rest() if decisions.number(3) == 3 else program(decisions))
+    if (form := decisions.number(3)) == 2:
+        return shape(decisions)
+    return judge(decisions.rest() if form == 3 else program(decisions))
+
+
+def shape(decisions: Decisions) -> str:
+    """Give any reader a document with a long, deep or wide part, of which some bytes may be changed."""
+    reader = decisions.choice(tuple(READERS.values()))
+    part = decisions.choice(shapes(reader.form))
+    data = _spoiled(shaped(reader.form, reader.sound, part, decisions.number((1 << 16) - 1)), decisions)
+    return "accepted" if _read_or_refuse(lambda: reader.read(data)) else "refused"
 
 
 def judge(data: bytes) -> str:
@@ -56,7 +67,7 @@ def judge(data: bytes) -> str:
     return "accepted"
 
 
-def _read_or_refuse(read: Callable[[], object]) -> None:
+def _read_or_refuse(read: Callable[[], object]) -> bool:
     message = ""
     try:
         read()
@@ -66,6 +77,7 @@ def _read_or_refuse(read: Callable[[], object]) -> None:
         message = printable(str(error))
     assert message == printable(message)
     assert len(message) < 200_000
+    return not message
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -101,10 +113,12 @@ def program(decisions: Decisions) -> bytes:
         else:
             owner[key] = [owner[key]]
     data = json_bytes(changed)
-    if decisions.number(3) == 3 and data:
-        at = decisions.number(len(data))
-        data = data[:at] + decisions.take(decisions.number(6)) + data[at + decisions.number(4) :]
-    return data
+    return _spoiled(data, decisions) if decisions.number(3) == 3 and data else data
+
+
+def _spoiled(data: bytes, decisions: Decisions) -> bytes:
+    at = decisions.number(len(data))
+    return data[:at] + decisions.take(decisions.number(6)) + data[at + decisions.number(4) :]
 
 
 def corpus(_scratch: Path) -> list[bytes]:

@@ -80,6 +80,7 @@ class Faults:
     resets: list[int] = field(default_factory=list)  # the next connections are reset after this many bytes
     flip: int | None = None  # the byte at this offset is changed
     length_error: int = 0  # added to Content-Length
+    head_error: int = 0  # added to Content-Length of the response to a HEAD
     shift: int = 0  # added to the start in Content-Range
     deleted: bool = False  # 404, although the page lists the file
     page_errors: list[int] = field(default_factory=list)
@@ -255,17 +256,16 @@ class IndexServer(InBackground):
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
                 is_file = "/files/" in self.path and status in (200, 206) and outer.faults.only in self.path
-                length_error = outer.faults.length_error if is_file else 0
+                error = outer.faults.head_error if self.command == "HEAD" else outer.faults.length_error
+                length_error = error if is_file else 0
                 if status != 304:
                     self.send_header("Content-Length", str(len(body) + length_error))
                 self.end_headers()
                 if self.command == "HEAD" or status == 304:
                     return
-                if length_error:
-                    self.close_connection = True
-                if status in (200, 206) and outer.faults.short and "/files/" in self.path:
-                    body = body[: outer.faults.short.pop(0)]
-                    self.close_connection = True
+                short = status in (200, 206) and outer.faults.short and "/files/" in self.path
+                body = body[: outer.faults.short.pop(0)] if short else body
+                self.close_connection |= bool(length_error or short)
                 if not is_file:
                     self.wfile.write(body)
                 elif outer.faults.resets:

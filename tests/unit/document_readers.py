@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 from tests import sboms
 from tests.arranged_documents import TAG
@@ -16,6 +21,8 @@ from tests.keys import P256
 from tests.oci_samples import digest
 from tests.planned import FACTS
 from tests.reports import IMAGE, LOCKED, SUITE, WHEN, report, signed_report
+from tests.unit.document_shapes import shaped, shapes
+from tests.unit.test_project_file import LOCK as PROJECT_LOCK
 from torchkiln.attest.dsse import decode, sign
 from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin, provenance
@@ -24,22 +31,38 @@ from torchkiln.attest.signers import Trust, bundled
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.base import archive, artefact, effects
-from torchkiln.errors import ConfigError, KilnError, Stale, VerificationFailed
+from torchkiln.base.contents import parse_status
+from torchkiln.errors import BadWheel, BuildFailed, ConfigError, KilnError, Stale, VerificationFailed
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import clear, judge
+from torchkiln.index import pages
+from torchkiln.index.choose import newest_of
+from torchkiln.index.listing import Page, listing
+from torchkiln.index.read_page import wheels_on
 from torchkiln.locks import file as lock_file
 from torchkiln.matrix import cuda_redist, matrix, mirrors
 from torchkiln.matrix.policy import Policy
+from torchkiln.model.index import METADATA_LIMIT, read_metadata
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.oci.documents import descriptors, diff_ids, read_document
+from torchkiln.projects import file as project_lock
+from torchkiln.projects import pylock, settings
+from torchkiln.projects.choice import NO_CHOICE
+from torchkiln.projects.effect import files_of_records
+from torchkiln.projects.files import LIMIT
+from torchkiln.projects.read import read_project
+from torchkiln.projects.sources.sdist import build_system
 from torchkiln.registry.credentials import find_login
 from torchkiln.registry.reading import Document
 from torchkiln.registry.reference import Repository
+from torchkiln.sbom import evidence
 from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
+from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
+from torchkiln.wheel import install, splice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +72,21 @@ class DocumentReader:
     :ivar sound: a document that it reads.
     :ivar refusal: what it raises for any other; all are errors with a message for users, but `ValueError`.
     :ivar strict: whether it refuses an unknown key at the top.
+    :ivar most: the bytes that its caller reads at most.
     """
 
     sound: bytes
     read: Callable[[bytes], object]
     refusal: type[Exception] = VerificationFailed
     strict: bool = False
-    yaml: bool = False
+    form: str = "json"
+    most: int = 4 << 20
+
+
+def _of(
+    sound: bytes, read: Callable[[bytes], object], refusal: type[Exception] = VerificationFailed, **more: Any
+) -> DocumentReader:
+    return DocumentReader(sound=sound, read=read, refusal=refusal, **more)
 
 
 def _from_file(read: Callable[[Path], object], name: str) -> Callable[[bytes], object]:
@@ -72,9 +103,7 @@ def _from_file(read: Callable[[Path], object], name: str) -> Callable[[bytes], o
 def _statement(
     made: Statement, read: Callable[..., object], refusal: type[Exception] = VerificationFailed
 ) -> DocumentReader:
-    return DocumentReader(
-        sound=payload(made), read=lambda data: read(parse(data, where="x"), where="x"), refusal=refusal
-    )
+    return _of(payload(made), lambda data: read(parse(data, where="x"), where="x"), refusal)
 
 
 def _layout(document: Any, use: Callable[[Path, Any], object]) -> DocumentReader:
@@ -83,7 +112,7 @@ def _layout(document: Any, use: Callable[[Path, Any], object]) -> DocumentReader
     def read(path: Path) -> object:
         return use(path, read_document(path))
 
-    return DocumentReader(sound=json_bytes(document), read=_from_file(read, "blob"))
+    return _of(json_bytes(document), _from_file(read, "blob"))
 
 
 def _manifest(data: bytes) -> object:
@@ -115,110 +144,121 @@ _EFFECT = effects.Effects(
     changed=(effects.Effect(path="a", text="x"),),
 )
 _LOGINS = {"auths": {"registry.example": {"username": "kim", "password": "x"}}}
+_NAME, _SCHEME = install.parse_name("a-1-py3-none-any.whl"), install.Scheme(prefix="/opt/venv", python="3.11")
+_INSTALLED = "opt/venv/lib/python3.11/site-packages/a-1.dist-info/METADATA"
+_WHEEL = "a-1-py3-none-any.whl"
+_HTML = f'<html><a href="{_WHEEL}#sha256={"0" * 64}">{_WHEEL}</a></html>'
+_PAGE = json_bytes(
+    {
+        "meta": {"api-version": "1.0"},
+        "files": [{"filename": _WHEEL, "url": _WHEEL, "hashes": {"sha256": "0" * 64}}],
+    }
+)
+_PYLOCK = f"""lock-version = "1.0"
+created-by = "x"
+[[packages]]
+name = "a"
+version = "1"
+wheels = [{{name = "{_WHEEL}", url = "https://x/{_WHEEL}", hashes = {{sha256 = "{"0" * 64}"}}}}]
+"""
+_UV_LOCK = b"""version = 1
+requires-python = ">=3.10"
+[[package]]
+name = "a"
+version = "0"
+source = { virtual = "." }
+"""
 
 
+def _project(name: str) -> Callable[[bytes], object]:
+    """The reader of a project whose only file is *name*."""
+    return _from_file(lambda path: read_project(path.parent, {}, Store(Path("/nowhere"))), name)
+
+
+_TOML: Any = {"form": "toml", "most": LIMIT}
+
+
+def _lines(
+    sound: str, read: Callable[[bytes], object], refusal: type[Exception], most: int
+) -> DocumentReader:
+    return _of(sound.encode(), read, refusal, form="lines", most=most)
+
+
+def _yaml(sound: bytes, read: Callable[[bytes], object]) -> DocumentReader:
+    return _of(sound, read, ConfigError, strict=True, form="yaml", most=512 << 10)
+
+
+def _page(body: bytes, *, json: bool) -> Page:
+    return Page(url="https://x/", json=json, body=body)
+
+
+# fmt: off
+# ruff: noqa: E501
 READERS: Mapping[str, DocumentReader] = {
-    "lock": DocumentReader(
-        sound=(ROOT / "images" / TAG / "lock.json").read_bytes(),
-        read=lock_file.from_json,
-        refusal=Stale,
-        strict=True,
-    ),
-    "base": DocumentReader(
-        sound=artefact.to_json(LOCKED.base),
-        read=lambda data: artefact.from_json(data, LockedBase),
-        refusal=ConfigError,
-        strict=True,
-    ),
-    "tools": DocumentReader(
-        sound=(ROOT / "images/base-debian12/devel.json").read_bytes(),
-        read=lambda data: artefact.from_json(data, LockedTools),
-        refusal=ConfigError,
-        strict=True,
-    ),
-    "files of a base": DocumentReader(
-        sound=archive.to_json(sboms.files(sboms.locked())),
-        read=archive.from_json,
-        refusal=ConfigError,
-        strict=True,
-    ),
-    "effects": DocumentReader(
-        sound=json_bytes(effects.document(_EFFECT)),
-        read=lambda data: effects.from_bytes(effects.encode_bytes(data)[0], "x"),
-        refusal=ValueError,
-        strict=True,
-    ),
-    "report": DocumentReader(
-        sound=smoke_report.to_json(report()), read=smoke_report.from_json, refusal=ConfigError, strict=True
-    ),
-    "SBOM": DocumentReader(sound=cyclonedx(sboms.bill()), read=listed),
+    "lock": _of((ROOT / "images" / TAG / "lock.json").read_bytes(), lock_file.from_json, Stale, strict=True),
+    "base": _of(artefact.to_json(LOCKED.base), lambda data: artefact.from_json(data, LockedBase), ConfigError, strict=True),
+    "tools": _of((ROOT / "images/base-debian12/devel.json").read_bytes(), lambda data: artefact.from_json(data, LockedTools), ConfigError, strict=True),
+    "files of a base": _of(archive.to_json(sboms.files(sboms.locked())), archive.from_json, ConfigError, strict=True),
+    "effects": _of(json_bytes(effects.document(_EFFECT)), lambda data: effects.from_bytes(effects.encode_bytes(data)[0], "x"), ValueError, strict=True),
+    "report": _of(smoke_report.to_json(report()), smoke_report.from_json, ConfigError, strict=True),
+    "SBOM": _of(cyclonedx(sboms.bill()), listed),
     "provenance": _statement(provenance(LOCKED, IMAGE, source=None, builder="urn:x"), origin),
-    "decision": _statement(
-        clearance(clear(judge([signed_report(report())], Policy(), LOCKED, SUITE, image=IMAGE))), decision_of
-    ),
+    "decision": _statement(clearance(clear(judge([signed_report(report())], Policy(), LOCKED, SUITE, image=IMAGE))), decision_of),
     "retraction": _statement(retraction(TAG, IMAGE, reason="x", when=WHEN), reason_of),
     "names": _statement(publication(TAG, IMAGE, ["v1"]), published_names),
     "signed report": _statement(statement_of(report()), report_of, KilnError),
-    "signed SBOM": _statement(
-        sbom_statement(sboms.bill()), lambda one, where: listed(one.predicate.encode(), where=where)
-    ),
-    "envelope": DocumentReader(sound=_ENVELOPE, read=lambda data: decode(data, where="x")),
-    "bundle": DocumentReader(
-        sound=_BUNDLE,
-        read=lambda data: Trust(keys=(_TRUSTED,)).open(data, BUNDLE_TYPE, where="x"),
-    ),
-    "certificate in a bundle": DocumentReader(
-        sound=json_bytes(
-            {**json.loads(_BUNDLE), "verificationMaterial": {"certificate": {"rawBytes": "AAAA"}}}
-        ),
-        read=lambda data: certificate(data, where="x"),
-    ),
-    "unsigned statement": DocumentReader(
-        sound=payload(statement_of(report())), read=lambda data: Trust().open(data, PAYLOAD_TYPE, where="x")
-    ),
-    "index of a layout": _layout(
-        {"schemaVersion": 2, "manifests": [_ENTRY]}, lambda path, it: descriptors(path, "manifests", it)
-    ),
-    "manifest": _layout(
-        {"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY},
-        lambda path, it: descriptors(path, "layers", it),
-    ),
+    "signed SBOM": _statement(sbom_statement(sboms.bill()), lambda one, where: listed(one.predicate.encode(), where=where)),
+    "envelope": _of(_ENVELOPE, lambda data: decode(data, where="x")),
+    "bundle": _of(_BUNDLE, lambda data: Trust(keys=(_TRUSTED,)).open(data, BUNDLE_TYPE, where="x")),
+    "certificate in a bundle": _of(json_bytes({**json.loads(_BUNDLE), "verificationMaterial": {"certificate": {"rawBytes": "AAAA"}}}), lambda data: certificate(data, where="x")),
+    "unsigned statement": _of(payload(statement_of(report())), lambda data: Trust().open(data, PAYLOAD_TYPE, where="x")),
+    "index of a layout": _layout({"schemaVersion": 2, "manifests": [_ENTRY]}, lambda path, it: descriptors(path, "manifests", it)),
+    "manifest": _layout({"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY}, lambda path, it: descriptors(path, "layers", it)),
     "config": _layout(_CONFIG, diff_ids),
-    "manifest of a registry": DocumentReader(sound=json_bytes({"schemaVersion": 2}), read=_manifest),
-    "logins": DocumentReader(
-        sound=json_bytes(_LOGINS),
-        read=_from_file(
-            lambda path: find_login(
-                Repository(host="registry.example", name="a"), {"DOCKER_CONFIG": str(path.parent)}
-            ),
-            "config.json",
-        ),
-        refusal=ConfigError,
-    ),
-    "matrix": DocumentReader(
-        sound=(ROOT / "matrix.yaml").read_bytes(),
-        read=_from_file(lambda path: matrix.read(path, FACTS), "matrix.yaml"),
-        refusal=ConfigError,
-        strict=True,
-        yaml=True,
-    ),
-    "facts of NVIDIA's archives": DocumentReader(
-        sound=_REDIST.encode(),
-        read=lambda data: cuda_redist.parse(data, name="x"),
-        refusal=ConfigError,
-        strict=True,
-        yaml=True,
-    ),
-    "mirrors": DocumentReader(
-        sound=(ROOT / "torchkiln/data/mirrors.yaml").read_bytes(),
-        read=lambda data: mirrors.parse(data, name="x"),
-        refusal=ConfigError,
-        strict=True,
-        yaml=True,
-    ),
+    "manifest of a registry": _of(json_bytes({"schemaVersion": 2}), _manifest),
+    "logins": _of(json_bytes(_LOGINS), _from_file(lambda path: find_login(Repository(host="registry.example", name="a"), {"DOCKER_CONFIG": str(path.parent)}), "config.json"), ConfigError),
+    "project's lock": _of(project_lock.to_json(PROJECT_LOCK), project_lock.from_json, Stale, strict=True, most=LIMIT),
+    "page of an index in JSON": _of(_PAGE, lambda data: wheels_on(_page(data, json=True), "a"), BuildFailed, form="page", most=pages.MOST),
+    "newest on a page": _of(_PAGE, lambda data: newest_of(listing(_page(data, json=True)), SpecifierSet(), "3.11", ()), BuildFailed, form="page", most=pages.MOST),
+    "page of an index": _lines(_HTML, lambda data: wheels_on(_page(data, json=False), "a"), BuildFailed, pages.MOST),
+    "pyproject.toml": _of(b'[project]\nname = "a"\ndependencies = ["b"]\n', _project("pyproject.toml"), ConfigError, **_TOML),
+    "torchkiln.toml": _of(b'command = ["a"]\n', lambda data: settings.settings_from({settings.FILE: data}.get), ConfigError, **_TOML),
+    "pylock.toml": _of(_PYLOCK.encode(), lambda data: pylock.packages_of(data, (), {}), ConfigError, **_TOML),
+    "uv.lock": _of(_UV_LOCK, _from_file(lambda path: pylock.packages_of_uv(path.read_bytes(), "a", (), NO_CHOICE, Store(path.parent)), "x"), KilnError, **_TOML),
+    "pyproject.toml of an sdist": _of(b"[build-system]\nrequires = []\n", build_system, ValueError, **_TOML),
+    "requirements.txt": _lines("a\n", _project("requirements.txt"), ConfigError, LIMIT),
+    "METADATA": _lines("Name: a\nVersion: 1\n", read_metadata, ValueError, METADATA_LIMIT),
+    "METADATA in an image": _lines("Name: a\nVersion: 1\n", lambda data: list(evidence._distributions({_INSTALLED: data.decode()})), ValueError, 1 << 20),
+    "METADATA in a wheel": _lines("Name: a\nVersion: 1\n", lambda data: splice.check(b"Wheel-Version: 1.0\n", data, _NAME, _SCHEME), BadWheel, 4 << 20),
+    "WHEEL": _lines("Wheel-Version: 1.0\nTag: py3-none-any\n", lambda data: splice.check(data, b"Name: a\nVersion: 1\n", _NAME, _SCHEME), BadWheel, 1 << 20),
+    "RECORD": _lines("a/__init__.py,,\n", lambda data: install.parse_record(data, _NAME), BadWheel, 16 << 20),
+    "RECORD in an image": _lines("a/__init__.py,,\n", lambda data: files_of_records({_INSTALLED.replace("METADATA", "RECORD"): data.decode()}, _SCHEME), VerificationFailed, 16 << 20),
+    "entry_points.txt": _lines("[console_scripts]\na = a:b\n", lambda data: install.launchers(data, _NAME, _SCHEME), BadWheel, 1 << 20),
+    "dpkg's status": _lines("Package: tar\nStatus: install ok installed\nVersion: 1\n", lambda data: parse_status(data.decode()), BuildFailed, 4 << 20),
+    "matrix": _yaml((ROOT / "matrix.yaml").read_bytes(), _from_file(lambda path: matrix.read(path, FACTS), "matrix.yaml")),
+    "facts of NVIDIA's archives": _yaml(_REDIST.encode(), lambda data: cuda_redist.parse(data, name="x")),
+    "mirrors": _yaml((ROOT / "torchkiln/data/mirrors.yaml").read_bytes(), lambda data: mirrors.parse(data, name="x")),
 }
+# fmt: on
 
 
 def value_of(reader: DocumentReader) -> Any:
     """The value in the sound document of a reader of JSON."""
     return json.loads(reader.sound)
+
+
+def measured() -> None:
+    """Give the readers in sys.argv[2:] documents of all shapes, of sys.argv[1] bytes or the most that they read.
+
+    Writes the CPU seconds of each, and the peak memory of this process in MiB at its end.
+    """
+    for name in sys.argv[2:]:
+        reader = READERS[name]
+        for shape in shapes(reader.form):
+            data = shaped(reader.form, reader.sound, shape, min(int(sys.argv[1]), reader.most))
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+            with suppress(reader.refusal):
+                reader.read(data)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            row = (name, shape, round(used.ru_utime - before, 1), used.ru_maxrss >> 10)
+            sys.stdout.write(json.dumps(row) + "\n")

@@ -224,11 +224,14 @@ def test_a_page_with_an_etag_is_not_sent_twice(scene: DownloadScene) -> None:
     assert scene.server.counts[304] == 1
 
 
-def test_a_size_is_measured_by_head(scene: DownloadScene) -> None:
+@pytest.mark.parametrize("no_ranges", [False, True])
+def test_a_size_is_not_that_of_a_head(scene: DownloadScene, no_ranges: bool) -> None:
+    scene.server.faults.no_ranges, scene.server.faults.head_error = no_ranges, 7
     place = scene.pages.find(scene.wheel)
 
     assert scene.pages.measure(replace(place, size=None)).size == len(scene.data)
-    assert scene.server.requests[-1][0] == "HEAD"
+    with pytest.raises(BuildFailed, match="size mismatch"):
+        scene.pages.measure(replace(place, size=len(scene.data) + 7))
 
 
 def test_fetch_wheel_adopts_only_the_locked_file(scene: DownloadScene) -> None:

@@ -26,6 +26,7 @@ from tests.needs import nightly
 from tests.wheels import write_wheel
 
 RUNS = {"documents": 200, "zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
+NIGHT = 600 if os.environ.get("NIGHTLY") == "yes" else 0  # seconds of each fuzzer; 0: the number of runs
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def test_any_tar_with_false_headers(scratch: Path, data: bytes) -> None:
 def test_any_changed_document(data: bytes) -> None:
     """The result is an error with a message, or the value that other JSON parsers read."""
     documents_target.judge(documents_target.program(Decisions(data)))
+    documents_target.shape(Decisions(data))
 
 
 @given(data=st.binary(max_size=200))
@@ -86,7 +88,7 @@ def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """The run is guided by coverage and has a fixed seed."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
-    figures = run(target, seed=1, runs=runs)
+    figures = run(target, seed=1, runs=-1 if NIGHT else runs, seconds=NIGHT)
     assert figures["crashes"] == 0, figures.get("stderr")
     assert int(figures["runs"]) >= runs
     assert int(figures["features"]) > 50

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.arranged_documents import TAG
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.hostile_documents import CASES, Ran, page_of, provoke
+from tests.peak import LIMIT, run
 from tests.planned import FACTS
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import ConfigError, Stale, printable
@@ -57,6 +58,16 @@ def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]
     assert "Traceback" not in found.err
     assert found.err == printable(found.err)
     assert len(found.err) < 5000
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name.startswith("project: ")])
+def test_a_hostile_project_needs_little_memory(
+    case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.arrange()
+    done = run(*case.argv, folder=tmp_path)
+    assert (done.code, done.peak < LIMIT) == (case.code, True), done
 
 
 def test_the_page_of_messages_is_fresh(results: dict[str, Ran]) -> None:

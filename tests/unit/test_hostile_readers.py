@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import forked
 from tests.document_strategies import FEW, VALUES, json_bytes, mutated, spoiled
+from tests.needs import nightly
+from tests.peak import LIMIT
 from tests.unit.document_readers import READERS, DocumentReader, value_of
+from tests.unit.document_shapes import shapes
 from torchkiln.errors import KilnError, printable
+from torchkiln.util.places import ROOT
 
-JSON = {name: reader for name, reader in READERS.items() if not reader.yaml}
+JSON, YAML, TOML = (
+    {name: reader for name, reader in READERS.items() if reader.form == form}
+    for form in ("json", "yaml", "toml")
+)
 STRICT = {name: reader for name, reader in JSON.items() if reader.strict}
-YAML = {name: reader for name, reader in READERS.items() if reader.yaml}
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -90,7 +99,7 @@ def test_unknown_missing_and_renamed_keys_are_refused(name: str) -> None:
     for key in document:
         rest = {other: value for other, value in document.items() if other != key}
         if message := refusal(reader, json_bytes(rest)):
-            assert key in message or name == "lock", (key, message)
+            assert key in message or name in ("lock", "project's lock"), (key, message)
         assert refusal(reader, json_bytes({**rest, key.upper(): document[key]})), key
         assert refusal(reader, json_bytes({**document, "schema": 99}))
 
@@ -129,3 +138,95 @@ HOSTILE_YAML: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("name", YAML)
 def test_yaml_that_is_no_document_is_refused(name: str, kind: str) -> None:
     assert refusal(YAML[name], HOSTILE_YAML[kind](YAML[name].sound))
+
+
+# Each changes a sound TOML document.
+HOSTILE_TOML: dict[str, Callable[[bytes], bytes]] = {
+    "not UTF-8": lambda sound: sound + b"# \xff\n",
+    "UTF-16": lambda sound: sound.decode().encode("utf-16"),
+    "a byte order mark": lambda sound: b"\xef\xbb\xbf" + sound,
+    "NUL": lambda sound: sound + b"# \0\n",
+    "half a character": lambda sound: b'zz = "\\ud800"\n' + sound,
+    "a merge conflict": lambda sound: b"<<<<<<< ours\n" + sound,
+    "a key twice": lambda sound: b"zz = 1\nzz = 1\n" + sound,
+    "a table twice": lambda sound: sound + b"[zz]\n[zz]\n",
+    "open": lambda sound: sound + b"zz = '''\n",
+    "a key of 17 parts": lambda sound: b"a" + b".a" * 16 + b" = 1\n" + sound,
+    "a key of 17 parts in strings": lambda sound: b"'a'" + b' . "#"' * 16 + b" = 1\n" + sound,
+    "a key of 17 parts behind a string": lambda sound: (
+        b"zz = ['''x''''', {a" + b".a" * 16 + b" = 1}]\n" + sound
+    ),
+    "a header of 17 parts": lambda sound: sound + b"[a" + b".a" * 16 + b"]\n",
+    "deep": lambda sound: b"zz = " + b"[" * 17 + b"]" * 17 + b"\n" + sound,
+    "a long number": lambda sound: b"zz = 1" + b"_1" * 100 + b"\n" + sound,
+    "many values": lambda sound: b"zz = [" + b"1," * (1 << 18) + b"]\n" + sound,
+    "a long version": lambda sound: b'zz = "' + b"9" * 1001 + b'"\n' + sound,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_TOML)
+@pytest.mark.parametrize("name", TOML)
+def test_toml_that_is_no_document_is_refused(name: str, kind: str) -> None:
+    assert refusal(TOML[name], HOSTILE_TOML[kind](TOML[name].sound))
+
+
+# --- size: long keys, deep, wide, long numbers and strings ------------------------------------------
+
+_FORMS = sorted({reader.form for reader in READERS.values()})
+_SMALL = [
+    pytest.param([name for name in READERS if READERS[name].form == form], 128 << 10, id=form)
+    for form in _FORMS
+]
+_LARGE = [pytest.param([name], 1 << 30, id=name, marks=nightly) for name in READERS]
+
+
+@pytest.mark.parametrize(("names", "size"), _SMALL + _LARGE)
+def test_every_reader_has_limits_of_memory_and_time(names: list[str], size: int) -> None:
+    """In one process, whose memory includes the tests' modules; `nightly` with the most that a reader gets."""
+    program = "tests.unit.document_readers:measured"
+    done = forked.run((str(size), *names), env=dict(os.environ), target=program)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert len(rows) == sum(len(shapes(READERS[name].form)) for name in names)
+    assert [row for row in rows if row[2] > 20 or row[3] > LIMIT] == []
+
+
+# fmt: off
+# ruff: noqa: E501
+#: The modules that call parsers without limits. A module that reads foreign bytes must go through one of these rooms.
+ROOMS = {
+    "tomllib.loads": "util/toml",
+    "yaml.compose": "util/located_yaml matrix/add_release",  # add_release: text that located_yaml has read
+    "yaml.load": "matrix/facts",  # behind reject_aliases
+    "yaml.parse": "util/located_yaml",
+    "yaml.safe_load": "site/pages",  # a file of the package
+    "utils.parse_wheel_filename": "util/wheel_names",
+    "tags.parse_tag": "util/wheel_names",
+    "BytesHeaderParser": "model/index",
+    "HeaderParser": "wheel/splice",
+    "zipfile.ZipFile": "index/remote_wheel sbom/read_image projects/sources/sdist_driver",
+    "ConfigParser": "projects/sources/sdist_driver",  # in the sandbox
+    "literal_eval": "index/settings",  # lines of pip's output
+    "json.load": "runtimes/enter",  # written by runtimes/rootfs
+    # util/strict_json; texts that torchkiln, docker or buildx wrote; parts of documents that json_of has read; a bundle's own file
+    "json.loads": "util/strict_json util/schema store/store store/file_locks oci/layer_index runtimes/verified_root registry/push"
+    " attest/machine_key attest/sigstore_bundle attest/statement base/archive base/artefact engine/image_lock sbom/cyclonedx"
+    " docker/build docker/daemon cli/bundle_run cli/shared/smoke_output gate/cell_state gate/check_status gate/gate gate/gpu_stack"
+    " gate/inputs projects/gate/judge site/images smoke/declared smoke/report smoke/reuse smoke/verdict",
+}
+# fmt: on
+_PARSER = re.compile(
+    r"\b(?:json\.loads?|tomllib\.loads?|yaml\.(?:safe_)?(?:load|compose|parse)(?:_all)?|(?:utils|tags)\.parse_\w+"
+    r"|(?:Bytes)?(?:Header|Feed)?Parser|zipfile\.ZipFile|ConfigParser|literal_eval|fromstring|ElementTree\.parse)(?=\()"
+)
+
+
+def test_only_these_modules_call_parsers_without_limits() -> None:
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "torchkiln").rglob("*.py"):
+        text = file.read_text()
+        module = file.relative_to(ROOT / "torchkiln").with_suffix("").as_posix()
+        assert not re.search(r"from packaging\.\w+ import [^\n]*\bparse_(wheel|tag)", text), module
+        for call in _PARSER.findall(text):
+            found.setdefault(call, set()).add(module)
+    assert found == {call: set(modules.split()) for call, modules in ROOMS.items()}
