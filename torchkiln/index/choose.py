@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename
 from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
 from torchkiln.index.listing import ListedFile
 from torchkiln.model.index import MAX_FIELD, FileAt
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 
 def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import Version
 
 from torchkiln.index.listing import ListedFile
 from torchkiln.model.index import LocalWheel
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 _REQUIRES = re.compile(rb"^(Requires-Dist:[ \t]*)([^\r\n]+)", re.IGNORECASE | re.MULTILINE)
 

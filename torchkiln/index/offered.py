@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from packaging.utils import InvalidWheelFilename
 from packaging.version import Version
 
 from torchkiln.index.metadata import Metadata
@@ -15,7 +16,7 @@ from torchkiln.index.settings import index_settings
 from torchkiln.model.cell import Source
 from torchkiln.model.index import FileAt, WheelMetadata, read_metadata
 from torchkiln.store.store import Store
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 
 class Releases:

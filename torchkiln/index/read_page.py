@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import ListedFile, Page, listing
 from torchkiln.index.settings import redact
 from torchkiln.model.index import FileAt
 from torchkiln.util.http.redirects import unsafe
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 _HINT = "the index, or a proxy in front of it, is at fault; use another index"
 _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")

@@ -12,6 +12,9 @@ from packaging.utils import canonicalize_name
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.projects.choice import NO_CHOICE, Choice
 
+MOST = 5_000  # requirements and options of all files
+LONGEST = 4_000  # characters of a requirement without its hashes
+TEXT = 1 << 20  # characters of all requirements and options without hashes
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -86,14 +86,10 @@ def files_of_wheel(path: Path, wheel: LockedWheel, scheme: Scheme) -> Files:
     name = install.parse_name(wheel.filename)
     try:
         with WheelFile(path, path.stat().st_size) as file:  # `entries` limits the size of each text
-            listed = entries(file, wheel.filename)
-            found = {entry.name: entry for entry in listed if not entry.name.endswith("/")}
-            info = install.dist_info([*found], name)
-            texts = {
-                path: whole(SecondRead(file, found[path]), found[path], wheel.filename)
-                for path in (f"{info}/RECORD", f"{info}/entry_points.txt")
-                if path in found
-            }
+            found = {entry.name: entry for entry in entries(file, wheel.filename)}
+            info = install.dist_info(found, name)
+            there = {f"{info}/RECORD", f"{info}/entry_points.txt"} & found.keys()
+            texts = {one: whole(SecondRead(file, found[one]), found[one], wheel.filename) for one in there}
             record = install.parse_record(texts[f"{info}/RECORD"], name)
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise BadWheel(wheel.filename, f"RECORD cannot be read: {error}") from error

@@ -97,8 +97,7 @@ def movable(
 def _includes(specifier: SpecifierSet, version: str) -> bool:
     """Whether *specifier* includes *version*; the CUDA variant is ignored: 2.7.1+cu118 counts as 2.7.1."""
     public = Version(version).public
-    text = re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier))
-    return SpecifierSet(text).contains(public, prereleases=True)
+    return SpecifierSet(re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier))).contains(public, prereleases=True)
 
 
 def _pin(specifier: SpecifierSet) -> str:

@@ -295,8 +295,7 @@ def save_locked(folder: Path, lock: ProjectLock, store: Store) -> Path:
 
 def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt | None:
     """*apt*, unless *upgrade* names one of its packages, or everything."""
-    names = {deb.name for deb in apt.debs} if apt else set()
-    return None if {*upgrade} & {*names, *EVERYTHING} else apt
+    return None if {*upgrade} & {*({deb.name for deb in apt.debs} if apt else ()), *EVERYTHING} else apt
 
 
 def _present(layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting) -> OsLayers:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel, ConfigError, printable
@@ -28,7 +28,7 @@ from torchkiln.projects.asked import Asked, FolderWheel, ProjectNeeds
 from torchkiln.projects.files import target_inside
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import open_plain
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 from torchkiln.wheel.metadata import metadata_in
 
 MOST = 500  # wheels

@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.index.settings import redact_text
-from torchkiln.projects.asked import Asked
+from torchkiln.projects.asked import MOST, Asked
 from torchkiln.projects.choice import HINT, NO_CHOICE, Choice
 from torchkiln.projects.files import Lines
-from torchkiln.projects.requirement import BUILD, MOST, Requirements
+from torchkiln.projects.requirement import BUILD, Requirements
 from torchkiln.store.store import Store
 from torchkiln.util.toml import toml_of
 from torchkiln.util.wheel_names import limited
@@ -112,10 +112,7 @@ def add_package(
 
 
 def _parsed(lock: bytes) -> Pylock:
-    """*lock*, a pylock.toml.
-
-    :raises ValueError, PylockValidationError: it is invalid.
-    """
+    """*lock*, a pylock.toml; :raises ValueError, PylockValidationError: it is invalid."""
     document = toml_of(lock)
     for package in _tables(document.get("packages")):
         for wheel in _tables(package.get("wheels")):

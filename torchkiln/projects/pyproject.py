@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
+from torchkiln.projects.asked import LONGEST, MOST, TEXT
 from torchkiln.projects.choice import HINT, HOW_TO_NAME, Choice, is_name, listed
 from torchkiln.util.toml import toml_of
 
@@ -20,9 +21,6 @@ FILE = "pyproject.toml"
 _KINDS = {"name": str, "requires-python": str, "dependencies": list, "dynamic": list}
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _DEPTH = 50  # levels of groups and extras that include each other
-_MOST = 5_000  # requirements, each once with each marker
-_LONGEST = 4_000  # characters of a requirement, and of a marker
-_TEXT = 1 << 20  # characters of all requirements with their markers
 _INCLUDE = "include-group"
 _TABLES = {"extra": "project.optional-dependencies", "group": "dependency-groups"}
 
@@ -167,8 +165,8 @@ class _Walk:
             raise _wrong(kind, name, "the value has the wrong type: it must be a list")
         self.values += len(values)
         self.text += sum(len(str(value)) + len(str(marker)) for value in values)
-        if len(above) >= _DEPTH or self.values > _MOST or self.text > _TEXT or len(str(marker)) > _LONGEST:
-            raise _wrong(kind, name, f"more than {_DEPTH} levels, {_MOST} requirements or {_TEXT} characters")
+        if len(above) >= _DEPTH or self.values > MOST or self.text > TEXT or len(str(marker)) > LONGEST:
+            raise _wrong(kind, name, f"more than {_DEPTH} levels, {MOST} requirements or {TEXT} characters")
         above = (*above, (kind, name))
         for value in values:
             if isinstance(value, str):
@@ -185,7 +183,7 @@ class _Walk:
 
     def _requirement(self, text: str, above: tuple[tuple[Kind, str], ...], marker: Marker | None) -> None:
         try:
-            requirement = Requirement(text) if len(text) <= _LONGEST else None
+            requirement = Requirement(text) if len(text) <= LONGEST else None
         except InvalidRequirement:
             requirement = None
         if requirement is None:

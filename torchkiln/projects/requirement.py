@@ -15,26 +15,23 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
-from torchkiln.projects.asked import Asked
-from torchkiln.projects.files import LIMIT, read_inside
+from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked
+from torchkiln.projects.files import read_inside
 from torchkiln.projects.sources.by_commit import repository_required
 from torchkiln.util.http.redirects import unsafe
 from torchkiln.util.strict_json import text_of
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
-MOST = 5_000  # requirements and options of all files
 CORRECT = "correct the lines"
 BUILD = (
     "build a wheel from the source code (python -m pip wheel --no-deps), put it into a folder of the project,"
     " and require it by path: ./wheels/NAME.whl"
 )
-_LONGEST = 4_000  # characters of a requirement without its hashes
-_TEXT = 1 << 20  # characters of all requirements and options without hashes
-_LINES = 1 << 18  # of one file: each requirement can have fifty hashes
+_LINES = 1 << 18  # of all files: each requirement can have fifty hashes
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
@@ -104,8 +101,8 @@ class Requirements:
         :raises ConfigError: there are too many; lists all faults.
         """
         self.count, self.text = self.count + 1, self.text + len(text)
-        if self.count > MOST or self.text > _TEXT:
-            most = f"{MOST} requirements" if self.count > MOST else f"{_TEXT} characters of requirements"
+        if self.count > MOST or self.text > TEXT:
+            most = f"{MOST} requirements" if self.count > MOST else f"{TEXT} characters of requirements"
             self.refuse(f"more than {most}", "require fewer")
             self.require_sound()
 
@@ -120,8 +117,9 @@ class Requirements:
                 raise _Unsupported(f"{hashes[0][:80]}: only sha256:<64 hex digits> is supported as hash")
             asked = _asked(text, kept, where, constraint=constraint, by_name=by_name)
         except ValueError as error:
-            advice = error.advice if isinstance(error, _Unsupported) else CORRECT
-            self.refuse(f"{where}: {redact_text(f'{text[:200]}: {error}')}", advice)
+            self.refuse(
+                f"{where}: {redact_text(f'{text[:200]}: {error}')}", getattr(error, "advice", CORRECT)
+            )
             return
         (self.constraints if constraint else self.requirements).append(asked)
 
@@ -136,8 +134,8 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
 
     :raises ValueError: it cannot be locked.
     """
-    if len(text) > _LONGEST:
-        raise ValueError(f"longer than {_LONGEST} characters")
+    if len(text) > LONGEST:
+        raise ValueError(f"longer than {LONGEST} characters")
     if _VARIABLE.search(text):
         raise ValueError("environment variables are not expanded")
     if re.search(r"\s--?[A-Za-z]", text):
@@ -266,7 +264,7 @@ class _Reader:
     root: Path
     found: Requirements
     files: int = 0
-    room: int = LIMIT  # bytes that may still be read
+    lines: int = 0
 
     def read(self, path: Path, above: tuple[Path, ...], *, constraint: bool, where: str = "") -> None:
         """Read the file *path*.
@@ -282,10 +280,9 @@ class _Reader:
             )
             return
         try:
-            data = read_inside(self.root, path, self.room)
-            self.room -= len(data)
-            lines = text_of(data).removeprefix("\ufeff").splitlines()
-            if len(lines) > _LINES:
+            lines = text_of(read_inside(self.root, path)).removeprefix("\ufeff").splitlines()
+            self.lines += len(lines)
+            if self.lines > _LINES:
                 raise ValueError(f"more than {_LINES} lines")
         except ValueError as error:
             self.found.refuse(f"{where}: {error}")

@@ -71,8 +71,7 @@ def checkout_files(folder: Path) -> dict[str, bool]:
     if listed.returncode != 0:
         message = listed.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
         raise ConfigError(f"{folder}: git cannot list its files: {message}", hint="check: git status")
-    rows = (os.fsdecode(row) for row in listed.stdout.split(b"\0") if row)
-    return {row[2:]: row[0] != "?" for row in rows}
+    return {row[2:]: row[0] != "?" for row in map(os.fsdecode, listed.stdout.split(b"\0")) if row}
 
 
 def in_checkout(folder: Path) -> bool:

@@ -80,9 +80,7 @@ def _too_deep(name: str, line: int) -> ConfigError:
 
 def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
     """The first fifty violations of *schema* in *located*; empty if it is valid."""
-    found = violations(
-        located.data, schema, written=lambda path, value: located.written.get(path, shown(value))
-    )
+    found = violations(located.data, schema, written=lambda at, it: located.written.get(at, shown(it)))
     return [located.fault(path, text) for path, text in found]
 
 

@@ -98,7 +98,7 @@ class Workers:
             self._own.connection = None
             raise
         if error is not None:
-            raise error from _RemoteTraceback(trace)
+            raise error from RuntimeError(f"\n{trace}")
         typed: T = result
         return typed
 
@@ -118,13 +118,6 @@ class Workers:
                 self._all.append((process, found))
             self._own.connection = found
         return found
-
-
-class _RemoteTraceback(Exception):
-    """The traceback in the worker process."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def _serve(connection: Connection, start: Callable[..., object], arguments: tuple[Any, ...]) -> None:

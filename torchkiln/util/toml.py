@@ -38,7 +38,6 @@ def toml_of(data: bytes) -> dict[str, Any]:
         raise ValueError(f"a key of more than {DEPTH} parts")
     limit(re.sub(r"[.=\n]", ",", structure), DEPTH, VALUES)
     try:
-        found: dict[str, Any] = tomllib.loads(text)
+        return dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}") from None
-    return found

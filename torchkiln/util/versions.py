@@ -47,8 +47,9 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
     choices = list(dict.fromkeys(valid))
     by_number: tuple[str, ...] = ()
     if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
-        place = _position(value)
-        by_number = tuple(sorted(choices, key=lambda choice: abs(place - _position(choice)))[:count])
+        by_number = tuple(
+            sorted(choices, key=lambda choice: abs(_position(value) - _position(choice)))[:count]
+        )
         if any(_is_close(value, choice) for choice in choices):
             return by_number
     by_fold = {choice.casefold(): choice for choice in reversed(choices)}

@@ -8,18 +8,12 @@ from packaging import tags, utils
 from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName
 from packaging.version import Version
 
-__all__ = ["InvalidWheelFilename", "limited", "parse_tag", "parse_wheel_filename"]
 _TAGS, _LONGEST = 256, 4_000  # tags and characters; names on PyPI have up to 50 tags
 
 
 def parse_wheel_filename(name: str) -> tuple[NormalizedName, Version, BuildTag, frozenset[tags.Tag]]:
     """As in `packaging`, for a `limited` name."""
     return utils.parse_wheel_filename(limited(name))
-
-
-def parse_tag(text: str) -> frozenset[tags.Tag]:
-    """As in `packaging`, for a `limited` text."""
-    return tags.parse_tag(limited(text))
 
 
 def limited(text: str) -> str:

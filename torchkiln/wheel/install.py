@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from packaging.tags import Tag
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, ImagePython
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 INSTALLER = b"torchkiln\n"
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag
+from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel
@@ -36,7 +36,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.encode import members
 from torchkiln.oci.layer import Collision, LayerWriter
-from torchkiln.util.wheel_names import parse_tag
+from torchkiln.util.wheel_names import limited
 from torchkiln.wheel import install
 from torchkiln.wheel.bytecode import Code, cached_name
 from torchkiln.wheel.content import EntryReader, SecondRead, copied, inflate, whole
@@ -331,7 +331,7 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
         return f"not a supported wheel on this platform: {platform}"
     lines = [str(line).strip() for line in wheel_headers.get_all("Tag", [])]
     try:
-        fitting = [_fits(parse_tag(line), scheme.python) for line in lines]
+        fitting = [_fits(parse_tag(limited(line)), scheme.python) for line in lines]
     except ValueError:
         return "WHEEL contains an invalid tag"
     if lines and not any(fitting):

@@ -245,8 +245,7 @@ def _entry_faults(
 def _few(faults: Iterable[str]) -> Sequence[str]:
     """The first of *faults*, without duplicates, and the number of the others."""
     found = list(dict.fromkeys(map(printable, faults)))
-    more = [f"{len(found) - _LISTED} more like these"] if len(found) > _LISTED else []
-    return (*found[:_LISTED], *more)
+    return (*found[:_LISTED], *([f"{len(found) - _LISTED} more like these"] if len(found) > _LISTED else []))
 
 
 def _below(project: ProjectImage, tree: Mapping[str, TreeItem]) -> Below:

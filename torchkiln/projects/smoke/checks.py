@@ -166,8 +166,7 @@ def check_test(subject: ProjectSubject, inside: Inside, limit_s: float) -> Findi
         last = [*lines, *ended.stderr.decode("utf-8", "replace").splitlines()][-_SHOWN:]
         how = f"killed: {_reached(limit_s)}" if ended.timed_out else exit_status(ended.code)
         faults = [f"{shlex.join(subject.test)}: {how}", *last]
-    code = ended.code or (137 if ended.timed_out else 0)
-    return _finding("test", began, faults, {"exit_code": code})
+    return _finding("test", began, faults, {"exit_code": ended.code or (137 if ended.timed_out else 0)})
 
 
 CHECKS: Mapping[str, Check] = {

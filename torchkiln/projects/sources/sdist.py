@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import Version
 
 from torchkiln.base import artefact, tools
@@ -38,7 +38,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.strict_json import json_of
 from torchkiln.util.toml import toml_of
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 from torchkiln.wheel.metadata import metadata_in
 
 _DRIVER = Path(__file__).with_name("sdist_driver.py")

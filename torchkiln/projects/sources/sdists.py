@@ -14,7 +14,7 @@ from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.tags import Tag
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
@@ -28,7 +28,7 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.projects.fixed import fixed_wheels
-from torchkiln.util.wheel_names import InvalidWheelFilename, parse_wheel_filename
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 MOST = 20  # builds of one lock
 _SUFFIX = ".tar.gz"
@@ -234,8 +234,7 @@ class Sdists:
             code = self._listed[sha256] = SourceCode(archive=sdist)
         Downloads(pages).fetch_wheel(sdist, pages.store)
         known = self._known.get(sha256)
-        resolve = self.required if known is None else self._same_as(known)
-        return self._builder.build(code, self._cell, resolve)
+        return self._builder.build(code, self._cell, self.required if known is None else self._same_as(known))
 
     def _same_as(self, known: BuiltFrom) -> Resolve:
         """A `Resolve` that returns the build requirements of the previous lock, which give the same wheel."""
@@ -274,6 +273,6 @@ def _version(file: ListedFile, name: str) -> Version | None:
         return None
     try:
         project, version = parse_sdist_filename(file.filename)
-    except InvalidSdistFilename:
+    except ValueError:
         return None
     return version if project == name else None
