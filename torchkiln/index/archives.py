@@ -35,8 +35,7 @@ def _described(archive: LockedArchive) -> Iterator[None]:
         raise BadArchive(archive.filename, error.reason) from None
     except BuildFailed as error:
         raise BuildFailed(
-            f"{archive.path} (sha256 {archive.sha256}): {error.message}",
-            hint=f"{_HOW}. {error.hint}",
+            f"{archive.path} (sha256 {archive.sha256}): {error.message}", hint=f"{_HOW}. {error.hint}"
         ) from error
 
 

@@ -9,6 +9,7 @@ machine.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import subprocess
 import sys
@@ -128,14 +129,10 @@ def parse_pip_config(text: str) -> dict[str, str]:
         key, equals, value = line.partition("=")
         section, dot, option = key.rpartition(".")
         rank = {":env:": 3, "install": 2, "global": 1}.get(section, 0)
-        if not (equals and dot and rank):
-            continue
-        try:
-            literal = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            continue
-        if isinstance(literal, str) and rank > ranked.get(option, (0, ""))[0]:
-            ranked[option] = (rank, literal)
+        with contextlib.suppress(ValueError, SyntaxError):
+            literal = ast.literal_eval(value) if equals and dot else None
+            if isinstance(literal, str) and rank > ranked.get(option, (0, ""))[0]:
+                ranked[option] = (rank, literal)
     return {option: value for option, (_, value) in ranked.items()}
 
 
