@@ -16,8 +16,12 @@ from torchkiln.registry.credentials import Login, find_login
 from torchkiln.registry.reference import Repository
 
 APP = Repository(host="registry.example:5000", name="team/app")
+HUB = Repository(host="docker.io", name="team/app")
 SECRET = "correct horse battery"
 PACKED = base64.b64encode(f"kim:{SECRET}".encode()).decode()
+KIM = Login(user="kim", password=SECRET)
+STORE = {"credsStore": "test"}
+LACKS = "echo credentials not found in native keychain; exit 1"
 
 
 def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
@@ -46,31 +50,31 @@ def helper(folder: Path, name: str, script: str) -> None:
 def test_a_login_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) -> None:
     found = find_login(APP, environ(tmp_path, {"auths": {key: entry, "other.example": {"auth": "x"}}}))
 
-    assert found == Login(user="kim", password=SECRET)
+    assert found == KIM
 
 
 @pytest.mark.parametrize(
-    "config", [None, {}, {"auths": {}}, {"auths": {"registry.example": {"auth": PACKED}}}]
+    ("repository", "config", "expected"),
+    [
+        (APP, None, None),
+        (APP, {}, None),
+        (APP, {"auths": {}}, None),
+        (APP, {"auths": {"registry.example": {"auth": PACKED}}}, None),  # another port of the same host
+        (HUB, {"auths": {"https" + "://index.docker.io/v1/": {"auth": PACKED}}}, KIM),
+        (APP, {"auths": {APP.host: {"identitytoken": SECRET}}}, Login(identity_token=SECRET)),
+    ],
 )
-def test_no_login(tmp_path: Path, config: Any) -> None:
-    """A login for another port of the same host is not used."""
-    assert find_login(APP, environ(tmp_path, config)) is None
-
-
-def test_docker_hub_has_its_own_key(tmp_path: Path) -> None:
-    hub = Repository(host="docker.io", name="team/app")
-    key = "https" + "://index.docker.io/v1/"
-
-    assert find_login(hub, environ(tmp_path, {"auths": {key: {"auth": PACKED}}})) == Login(
-        user="kim", password=SECRET
-    )
+def test_the_login_of_a_repository(
+    tmp_path: Path, repository: Repository, config: Any, expected: Login | None
+) -> None:
+    assert find_login(repository, environ(tmp_path, config)) == expected
 
 
 def test_the_home_folder_is_the_default(tmp_path: Path) -> None:
     (tmp_path / ".docker").mkdir()
     (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {APP.host: {"auth": PACKED}}}))
 
-    assert find_login(APP, {"HOME": str(tmp_path)}) == Login(user="kim", password=SECRET)
+    assert find_login(APP, {"HOME": str(tmp_path)}) == KIM
 
 
 def test_podmans_file_takes_precedence_and_may_name_repositories(tmp_path: Path) -> None:
@@ -83,15 +87,7 @@ def test_podmans_file_takes_precedence_and_may_name_repositories(tmp_path: Path)
     environment["REGISTRY_AUTH_FILE"] = str(file)
 
     assert find_login(APP, environment) == Login(user="robot", password="of-the-team")
-    assert find_login(Repository(host=APP.host, name="solo"), environment) == Login(
-        user="kim", password=SECRET
-    )
-
-
-def test_an_identity_token(tmp_path: Path) -> None:
-    found = find_login(APP, environ(tmp_path, {"auths": {APP.host: {"identitytoken": SECRET}}}))
-
-    assert found == Login(identity_token=SECRET)
+    assert find_login(Repository(host=APP.host, name="solo"), environment) == KIM
 
 
 def answer(user: str) -> str:
@@ -99,26 +95,20 @@ def answer(user: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "config", [{"credsStore": "test"}, {"credHelpers": {APP.host: "test"}, "credsStore": "no"}]
+    ("config", "script", "expected"),
+    [
+        (STORE, answer("kim"), KIM),
+        ({"credHelpers": {APP.host: "test"}, "credsStore": "no"}, answer("kim"), KIM),
+        (STORE, answer("<token>"), Login(identity_token=SECRET)),
+        # The helper has no login, so that of the file is used.
+        (STORE | {"auths": {APP.host: {"auth": PACKED}}}, LACKS, KIM),
+    ],
 )
-def test_a_helper_is_called_with_the_host(tmp_path: Path, config: Any) -> None:
-    helper(tmp_path, "test", answer("kim"))
+def test_a_helper_is_called_with_the_host(tmp_path: Path, config: Any, script: str, expected: Login) -> None:
+    helper(tmp_path, "test", script)
 
-    assert find_login(APP, environ(tmp_path, config)) == Login(user="kim", password=SECRET)
+    assert find_login(APP, environ(tmp_path, config)) == expected
     assert (tmp_path / "called").read_text() == f"get {APP.host}\n"
-
-
-def test_a_helper_with_an_identity_token(tmp_path: Path) -> None:
-    helper(tmp_path, "test", answer("<token>"))
-
-    assert find_login(APP, environ(tmp_path, {"credsStore": "test"})) == Login(identity_token=SECRET)
-
-
-def test_without_a_login_of_the_helper_the_file_is_used(tmp_path: Path) -> None:
-    helper(tmp_path, "test", "echo credentials not found in native keychain; exit 1")
-    config = {"credsStore": "test", "auths": {APP.host: {"auth": PACKED}}}
-
-    assert find_login(APP, environ(tmp_path, config)) == Login(user="kim", password=SECRET)
 
 
 @pytest.mark.parametrize(

@@ -71,24 +71,17 @@ HOSTILE: list[Callable[[Path], None]] = [_other, _short, _long, _link, _pipe, _f
 
 
 @pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
-def test_a_blob_with_a_wrong_digest_is_not_used(
+def test_a_file_with_a_wrong_digest_is_not_used(
     tmp_path: Path, shared: Path, plant: Callable[[Path], None]
 ) -> None:
     store = store_of(tmp_path, shared)
     plant(shared / "blobs" / "sha256" / SHA)
+    plant(shared / "wheels" / SHA / WHEEL.filename)
     assert not store.has_blob(DIGEST, len(CONTENT))
     assert not store.blob(DIGEST).exists()
-    assert list((tmp_path / "own" / "tmp").iterdir()) == []
-
-
-@pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
-def test_a_wheel_with_a_wrong_digest_is_not_used(
-    tmp_path: Path, shared: Path, plant: Callable[[Path], None]
-) -> None:
-    store = store_of(tmp_path, shared)
-    plant(shared / "wheels" / SHA / WHEEL.filename)
     assert not store.has_wheel(WHEEL)
     assert not store.wheel(WHEEL).exists()
+    assert list((tmp_path / "own" / "tmp").iterdir()) == []
 
 
 def test_a_valid_file_is_copied_and_stays_valid(tmp_path: Path, shared: Path) -> None:

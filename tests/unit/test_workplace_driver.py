@@ -117,21 +117,15 @@ def test_gpus_that_a_variable_hides(answers: Any, visible: str, monkeypatch: pyt
 
 @needs_gcc
 @pytest.mark.parametrize("library", ["INIT", "NVML"])
-def test_a_driver_that_crashes(answers: Any, library: str) -> None:
-    found = answers(**{library: "crash"})
+@pytest.mark.parametrize(("how", "words"), [("crash", "SIGSEGV"), ("hang", "did not answer")])
+def test_a_driver_that_crashes_or_hangs(
+    answers: Any, library: str, how: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "hang":
+        monkeypatch.setattr(module, "LIMIT", 0.5)
+    found = answers(**{library: how})
 
-    assert "SIGSEGV" in found.fault
-    assert (found.gpus, found.passed) == ((), True)
-    assert found.remedy
-
-
-@needs_gcc
-@pytest.mark.parametrize("library", ["INIT", "NVML"])
-def test_a_driver_that_hangs(answers: Any, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT", 0.5)
-    found = answers(**{library: "hang"})
-
-    assert "did not answer" in found.fault
+    assert words in found.fault
     assert (found.gpus, found.passed) == ((), True)
     assert found.remedy
 
