@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tests.planned import locked
+from tests.planned import FACTS, locked
+from tests.python_builds import standalone_lock
 from tests.roots import entries_of, tar_of
 from tests.shared_libraries import Lib, compiled
 from tests.stored import put_tar
@@ -107,18 +108,7 @@ def stored(
 
 def with_python(below: Scene) -> Scene:
     """*below* with a standalone Python 3.12.8, whose layer is not in the cache."""
-    standalone = LockedStandalone(
-        version="3.12.8",
-        filename="cpython.tar.gz",
-        sha256="3" * 64,
-        archive_size=1,
-        digest="sha256:" + "0" * 64,
-        size=1,
-        unpacked=1,
-        diff_id="sha256:" + "0" * 64,
-        encoder="",
-    )
-    return replace(below, standalone=standalone)
+    return replace(below, standalone=standalone_lock(FACTS).standalone)
 
 
 def scene(folder: Path) -> Scene:

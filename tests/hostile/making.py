@@ -9,8 +9,9 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from tests.rawzip import FieldOverrides, Raw, changed, content, edited, entry, read, write
+from tests.rawzip import Raw, changed, content, edited, entry, read, write
 from tests.wheels import File, WheelSpec, write_wheel
 
 CODE = b"def main():\n    return 0\n" * 20
@@ -94,19 +95,9 @@ def mode(bits: int, reason: str = "") -> Kind:
     return Kind(field(mode=bits), reason)
 
 
-def rewritten(
-    *,
-    front: bytes = b"",
-    gap: bytes = b"",
-    comment: bytes = b"",
-    behind: bytes = b"",
-    end: FieldOverrides | None = None,
-    end64: FieldOverrides | None = None,
-) -> Make:
-    """Reassemble all entries, with changes."""
-    return lambda valid: write(
-        read(valid), front=front, gap=gap, comment=comment, behind=behind, end=end, end64=end64
-    )
+def rewritten(**changes: Any) -> Make:
+    """Reassemble all entries, with *changes*: see `tests.rawzip.write`."""
+    return lambda valid: write(read(valid), **changes)
 
 
 def entries(edit: Callable[[list[Raw]], list[Raw]]) -> Make:

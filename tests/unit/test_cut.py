@@ -6,7 +6,6 @@ import base64
 import csv
 import hashlib
 import io
-import subprocess
 import sys
 import threading
 import zipfile
@@ -21,15 +20,15 @@ import pytest
 
 from tests.cut_libraries import LIBRARY, SM_80, SM_90, UNKNOWN, code, expected, same, with_code
 from tests.layers import SCHEME, as_locked, layer_of, pretended_code, sha256, tree_of_layer
-from tests.pool_worker import pool_worker
+from tests.pool_worker import pool_worker, task_of
+from tests.programs import run_program
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.device_code.fatbin import Span
-from torchkiln.engine.worker import Task, WheelInput, make_layer
+from torchkiln.engine.worker import WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.device_code import DeviceCode
-from torchkiln.model.layer import Blob
-from torchkiln.model.recipe import DEVICE_CODE_RULE, ImagePython
+from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.oci import encode
 from torchkiln.oci.encode import MEMBER, members
 from torchkiln.oci.layer import LayerWriter
@@ -65,19 +64,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cut(tmp_path: Path) -> Iterator[Cut]:
     with (tmp_path / "scratch").open("w+b") as scratch:
         yield Cut(device_code=CUT, scratch=scratch)
-
-
-def task(wheel: Path, folder: Path, recorded: Blob | None = None, cut: DeviceCode | None = CUT) -> Task:
-    return Task(
-        slot=0,
-        inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
-        cache=folder / "cache",
-        python=ImagePython.of_base("3.11.2"),
-        interpreter=(sys.executable,),
-        out=folder / "out",
-        recorded=recorded,
-        device_code=cut,
-    )
 
 
 def test_only_dead_device_code_becomes_zeros(wheel: Path, cut: Cut) -> None:
@@ -150,12 +136,12 @@ def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:
 
 def test_a_recorded_layer_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     """If the lock records wrong values, the layer is correct nevertheless."""
-    truth = make_layer(task(wheel, tmp_path))
+    truth = make_layer(task_of(wheel, tmp_path, device_code=CUT))
     blob = (tmp_path / "out").read_bytes()
-    assert make_layer(task(wheel, tmp_path, recorded=truth)) == truth
+    assert make_layer(task_of(wheel, tmp_path, device_code=CUT, recorded=truth)) == truth
     assert same((tmp_path / "out").read_bytes(), blob)
     wrong = replace(truth, size=1)
-    assert make_layer(task(wheel, tmp_path, recorded=wrong)) == truth
+    assert make_layer(task_of(wheel, tmp_path, device_code=CUT, recorded=wrong)) == truth
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
 
 
@@ -163,7 +149,7 @@ def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other files are not decompressed a second time."""
-    truth = make_layer(task(wheel, tmp_path))
+    truth = make_layer(task_of(wheel, tmp_path, device_code=CUT))
     inflated: list[str] = []
     from torchkiln.wheel import content, cut, splice
 
@@ -174,7 +160,7 @@ def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
             "inflate",
             lambda file, entry, name: inflated.append(entry.name) or real(file, entry, name),
         )
-    make_layer(task(wheel, tmp_path, recorded=truth))
+    make_layer(task_of(wheel, tmp_path, device_code=CUT, recorded=truth))
     assert [name for name in inflated if ".dist-info" not in name] == [PATH, "some/host.so", "some/new.so"]
 
 
@@ -183,7 +169,7 @@ def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> Non
     other = write_wheel(
         WheelSpec(name="other", files=(File(path="other/lib.so", data=LIBRARY),)), tmp_path / "wheels"
     )
-    work = task(wheel, tmp_path)
+    work = task_of(wheel, tmp_path, device_code=CUT)
     make_layer(replace(work, inputs=(*work.inputs, WheelInput(wheel=locked_wheel(other), path=other))))
     tree = tree_of_layer((tmp_path / "out").read_bytes())
     assert same(tree[f"{SCHEME.site}/{PATH}"].data, expected())
@@ -214,7 +200,7 @@ def test_a_wheel_that_arrives_gives_the_same_layer(wheel: Path, tmp_path: Path) 
 
     thread = threading.Thread(target=feed, daemon=True)
     thread.start()
-    work = task(wheel, tmp_path)
+    work = task_of(wheel, tmp_path, device_code=CUT)
     item = replace(work.inputs[0], path=part, tail=data[-70_000:])
     with patch("torchkiln.wheel.splice.SecondRead", Watched):
         arrived = make_layer(replace(work, inputs=(item,)))
@@ -310,12 +296,6 @@ def test_a_large_library_is_not_read_into_memory(tmp_path: Path) -> None:
             WheelSpec(name="large", files=(File(path="l/l.so", data=with_code(codes), stored=True),)),
             tmp_path,
         )
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(wheel), sha256(wheel)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_program([sys.executable, "-c", MEASURE, str(wheel), sha256(wheel)], cwd=ROOT, check=True)
         peaks.append(int(done.stdout) // 1024)
     assert peaks[1] - peaks[0] < 80, f"MiB: {peaks}"

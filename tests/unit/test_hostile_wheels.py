@@ -4,7 +4,6 @@ import io
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,15 +14,16 @@ import pytest
 
 from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, table
 from tests.layers import add, layer_of, sha256
+from tests.pool_worker import task_of
+from tests.programs import run_program
 from tests.realpip import RealPip, agree, pip_folder
 from tests.unpublished import locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.engine import worker
-from torchkiln.engine.worker import Task, WheelInput, make_layer
+from torchkiln.engine.worker import make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.recipe import ImagePython
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
@@ -99,16 +99,8 @@ def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch:
     fields = {"name": "bad", "version": "1.0", "filename": bad.name, "index": Source.DEFAULT}
     wheel = LockedWheel(sha256=sha256(bad), size=bad.stat().st_size, **fields)  # type: ignore[arg-type]
     out = root / "out"
-    job = Task(
-        slot=0,
-        inputs=(WheelInput(wheel=wheel, path=bad),),
-        cache=root / "cache",
-        python=ImagePython.of_base("3.11.2"),
-        interpreter=(sys.executable,),
-        out=out,
-    )
     with pytest.raises(BadWheel):
-        make_layer(job)
+        make_layer(task_of(bad, root, wheel))
     out.unlink(missing_ok=True)
     assert tree(root) == before
 
@@ -137,6 +129,7 @@ def test_a_tail_of_another_file(valid: Path) -> None:
 MEASURE = """
 import json, resource, signal, sys
 from pathlib import Path
+from tests.pool_worker import task_of
 from tests.layers import add
 from torchkiln.errors import BadWheel
 from torchkiln.oci.layer import LayerWriter
@@ -167,7 +160,7 @@ def test_all_hostile_wheels_need_little_memory(valid: Path, read_kind: Callable[
     wheels = [valid, *(read_kind(kind).wheel for kind in KINDS)]
     lines_in = "".join(json.dumps((str(wheel), sha256(wheel))) + "\n" for wheel in wheels)
     argv = [sys.executable, "-c", MEASURE]
-    done = subprocess.run(argv, input=lines_in, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = run_program(argv, input=lines_in, cwd=ROOT)
     assert done.returncode == 0, f"after {len(done.stdout.splitlines())} wheels: {done.stderr[-500:]}"
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     peaks = dict(zip(["valid", *KINDS], (peak for _, peak in answers), strict=True))

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests import reports
+from tests.unit.test_reuse import question_of
 from torchkiln.attest.dsse import sign
 from torchkiln.attest.machine_key import signed, verified
 from torchkiln.cli.shared.smoke_output import SmokeLines
@@ -22,23 +23,12 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.report import SmokeReport
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import document, to_json
-from torchkiln.smoke.reuse import Question, key_of
+from torchkiln.smoke.reuse import key_of
 from torchkiln.store.store import Store
 
 TYPE = "application/vnd.torchkiln.kept-run+json"
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 REPORT = reports.report(when="2026-11-22T11:00:00Z")
-
-
-def question(smoke_report: SmokeReport) -> Question:
-    assert smoke_report.image
-    return Question(
-        image=smoke_report.image,
-        suite=smoke_report.suite,
-        runtime=smoke_report.runtime,
-        gpus=("NVIDIA H200", "NVIDIA H200"),
-        checks=frozenset({"import"}),
-    )
 
 
 def kept_runs(tmp_path: Path) -> KeptRuns:
@@ -62,7 +52,7 @@ def record_file(tmp_path: Path, smoke_report: SmokeReport = REPORT) -> Path:
 def test_a_stored_run_is_our_own(tmp_path: Path) -> None:
     kept_runs(tmp_path).keep(REPORT)
     assert own(tmp_path) == [REPORT]
-    assert kept_runs(tmp_path).answer(question(REPORT), AT, days=365) == REPORT
+    assert kept_runs(tmp_path).answer(question_of(REPORT, "import"), AT, days=365) == REPORT
 
 
 def test_the_key_is_made_once_and_is_private(tmp_path: Path) -> None:
@@ -131,7 +121,7 @@ def test_a_run_without_our_signature_does_not_count(
     smoke_report = capsys.readouterr().err.splitlines()
     assert len(smoke_report) == 1
     assert "not signed by this machine's key" in smoke_report[0]
-    assert kept_runs(tmp_path).answer(question(REPORT), AT, days=365) is None
+    assert kept_runs(tmp_path).answer(question_of(REPORT, "import"), AT, days=365) is None
 
 
 def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,15 +15,15 @@ from hypothesis import strategies as st
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.layers import tree_of_layer
-from tests.pool_worker import pool_worker
-from tests.unpublished import FakeIndex, locked_wheel
+from tests.pool_worker import pool_worker, task_of
+from tests.unpublished import FakeIndex
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engine.image import BuildResult
 from torchkiln.engine.known import known_layers
-from torchkiln.engine.worker import Task, WheelInput, make_layer
+from torchkiln.engine.worker import make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
-from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel import content, splice
@@ -57,18 +56,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wheel(SPEC, tmp_path_factory.mktemp("wheel"))
 
 
-def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
-    return Task(
-        slot=0,
-        inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
-        cache=cache,
-        python=ImagePython.of_base("3.11.2"),
-        interpreter=(sys.executable,),
-        out=cache.parent / "out",
-        recorded=recorded,
-    )
-
-
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the wheel's entries that were decompressed."""
@@ -86,13 +73,13 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
     """Only sources without cached bytecode, and files that an installer reads, are decompressed."""
-    first = make_layer(job(wheel, tmp_path / "one"))
+    first = make_layer(task_of(wheel, tmp_path, cache=tmp_path / "one"))
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
 
     for cache, looked in (("one", set()), ("two", {"some/__init__.py", "some/tests/test_some.py"})):
         inflated.clear()
-        assert make_layer(job(wheel, tmp_path / cache, recorded=first)) == first
+        assert make_layer(task_of(wheel, tmp_path, cache=tmp_path / cache, recorded=first)) == first
         assert (tmp_path / "out").read_bytes() == blob
         assert {name for name in inflated if ".dist-info/" not in name} == looked | {
             "some-1.0.data/scripts/some"
@@ -101,9 +88,11 @@ def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated:
 
 def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Path) -> None:
     """It has no bytecode of tests and is smaller; with a record it is the same. Other files are unchanged."""
-    own = make_layer(job(wheel, tmp_path / "one"))
+    own = make_layer(task_of(wheel, tmp_path, cache=tmp_path / "one"))
     stored = tree_of_layer((tmp_path / "out").read_bytes())
-    work = replace(job(wheel, tmp_path / "one"), python=ImagePython(version="3.11.9", folder="3.10"))
+    work = replace(
+        task_of(wheel, tmp_path, cache=tmp_path / "one"), python=ImagePython(version="3.11.9", folder="3.10")
+    )
     packed = make_layer(work)
     blob = (tmp_path / "out").read_bytes()
     tree = {path.replace("python3.10", "python3.11"): item for path, item in tree_of_layer(blob).items()}
@@ -123,21 +112,21 @@ def test_a_layer_that_differs_from_the_record_is_fully_verified(
     wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
 ) -> None:
     """The record is then ignored, and the layer that was built is the result."""
-    truth = make_layer(job(wheel, tmp_path / "one"))
+    truth = make_layer(task_of(wheel, tmp_path, cache=tmp_path / "one"))
     inflated.clear()
     recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
-    assert make_layer(job(wheel, tmp_path / "one", recorded=recorded)) == truth
+    assert make_layer(task_of(wheel, tmp_path, cache=tmp_path / "one", recorded=recorded)) == truth
     assert "some/lib.so" in inflated
 
 
 def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -> None:
     """The wheel's hash is checked even if the layer is recorded."""
-    truth = make_layer(job(wheel, tmp_path / "one"))
+    truth = make_layer(task_of(wheel, tmp_path, cache=tmp_path / "one"))
     bad = tmp_path / wheel.name
     data = bytearray(wheel.read_bytes())
     data[len(data) // 2] ^= 1
     bad.write_bytes(data)
-    work = job(wheel, tmp_path / "one", recorded=truth)
+    work = task_of(wheel, tmp_path, cache=tmp_path / "one", recorded=truth)
     with pytest.raises(BadWheel, match="hash mismatch"):
         make_layer(replace(work, inputs=(replace(work.inputs[0], path=bad),)))
 
@@ -154,7 +143,7 @@ def test_the_layer_does_not_depend_on_download_chunks(
 @pytest.fixture(scope="module")
 def complete_layer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
-    make_layer(job(wheel, folder / "cache"))
+    make_layer(task_of(wheel, folder))
     return (folder / "out").read_bytes()
 
 
@@ -176,7 +165,7 @@ def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
                     turn += 1
                     time.sleep(0)
 
-        work = job(wheel, folder / "cache")
+        work = task_of(wheel, folder)
         thread = threading.Thread(target=feed)
         thread.start()
         item = replace(work.inputs[0], path=part, tail=data[-70_000:])

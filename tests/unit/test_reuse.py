@@ -50,17 +50,17 @@ def kept(runs: Iterable[SmokeReport]) -> list[SmokeReport]:
     return list({key_of(run): run for run in runs}.values())
 
 
-def answer(runs: Iterable[SmokeReport], *checks: str) -> SmokeReport | None:
-    base = report()
-    assert base.image
-    question = Question(
-        image=base.image,
-        suite=base.suite,
-        runtime=base.runtime,
-        gpus=("NVIDIA H200", "NVIDIA H200"),
-        checks=frozenset(checks),
+def question_of(asked: SmokeReport, *checks: str) -> Question:
+    """The question whether *checks* passed in a run like *asked*."""
+    assert asked.image
+    gpus = ("NVIDIA H200", "NVIDIA H200")
+    return Question(
+        image=asked.image, suite=asked.suite, runtime=asked.runtime, gpus=gpus, checks=frozenset(checks)
     )
-    return reusable_report(kept(runs), question, at=AT, days=30)
+
+
+def answer(runs: Iterable[SmokeReport], *checks: str) -> SmokeReport | None:
+    return reusable_report(kept(runs), question_of(report(), *checks), at=AT, days=30)
 
 
 def passed(*checks: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.projects.smoke.checks import project_suite
 from torchkiln.runtimes.capture import OnLine
+from torchkiln.runtimes.command import Exited
 from torchkiln.smoke import snapshot
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
@@ -36,13 +37,17 @@ def test_the_suite_of_projects_has_the_digest_that_reports_name() -> None:
     assert project_suite().digest == "sha256:f63e689d66f62ee08d6d1f689538c2c927276bffaef286e8efe97d91fcb7b1cb"
 
 
-def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
-    """catalogue.py computes the suite's digest for a run without an image."""
+def digest_inside(suite: Path) -> str:
+    """The digest that the runner inside an image computes by catalogue.py."""
     code = (
         "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
     )
-    argv = [sys.executable, "-I", "-B", "-c", code, str(SUITE / "catalogue.py"), str(SUITE)]
-    assert subprocess.check_output(argv, text=True).strip() == suite_digest(SUITE)
+    argv = [sys.executable, "-I", "-B", "-c", code, str(suite / "catalogue.py"), str(suite)]
+    return subprocess.check_output(argv, text=True).strip()
+
+
+def test_the_runner_inside_computes_the_same() -> None:
+    assert digest_inside(SUITE) == suite_digest(SUITE)
 
 
 def test_the_probe_of_the_driver_is_part_of_a_suite_without_one(tmp_path: Path) -> None:
@@ -65,12 +70,7 @@ def test_a_suite_may_have_a_probe_of_the_driver_of_its_own(tmp_path: Path) -> No
     (suite / "probes/driver.py").write_text("print('{}')\n")
 
     assert load_suite(suite).files["probes/driver.py"] == b"print('{}')\n"
-    assert suite_digest(suite) != before
-    code = (
-        "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
-    )
-    argv = [sys.executable, "-I", "-B", "-c", code, str(suite / "catalogue.py"), str(suite)]
-    assert subprocess.check_output(argv, text=True).strip() == suite_digest(suite)
+    assert digest_inside(suite) == suite_digest(suite) != before
 
 
 @pytest.mark.parametrize("command", [["runner.py"], ["-m", "pytest", "-q"]])
@@ -207,14 +207,6 @@ def test_planted_byte_code_is_not_loaded_on_the_host(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    code: int
-    stdout: bytes
-    stderr: bytes
-    timed_out: bool = False
-
-
 @dataclass
 class Here:
     """A runtime that runs the suite from the mounted folder, with this Python."""
@@ -226,7 +218,7 @@ class Here:
 
     def run(
         self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
-    ) -> Ended:
+    ) -> Exited:
         self.before()
         copy = binds["/opt/torchkiln/smoke_tests"]
         self.seen += sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*"))
@@ -238,7 +230,7 @@ class Here:
         done = subprocess.run(argv, capture_output=True, check=False)
         for line in done.stdout.splitlines():
             on_line(line)
-        return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return Exited(code=done.returncode, stdout=done.stdout, stderr=done.stderr, timed_out=False)
 
     def killed_for_memory(self) -> int:
         return 0
