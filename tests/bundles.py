@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.docker.scene import TAG, Scene
+from tests.programs import run_program
 
 
 def made(scene: Scene, place: Path, *arguments: str) -> str:
@@ -21,6 +22,4 @@ def made(scene: Scene, place: Path, *arguments: str) -> str:
 def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `python3 run.py` in isolation: with an empty PATH, without a network and a home folder."""
     argv = [shutil.which("unshare") or "unshare", "--net", sys.executable, "-I", "-S", str(bundle / "run.py")]
-    return subprocess.run(
-        [*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/", capture_output=True, text=True, check=False
-    )
+    return run_program([*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/")

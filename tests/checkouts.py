@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from tests.planned import locked
+from tests.programs import run_program
 from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
 
@@ -23,9 +23,7 @@ GIT = {
 
 def git(folder: Path, *arguments: str) -> str:
     """Run git; returns its output."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, env={**os.environ, **GIT}, capture_output=True, text=True, check=True
-    )
+    done = run_program(["git", *arguments], cwd=folder, env={**os.environ, **GIT}, check=True)
     return done.stdout.strip()
 
 

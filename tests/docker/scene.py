@@ -19,6 +19,7 @@ from tests.archive_proxy import held_archive
 from tests.cells import small_wheels
 from tests.once import once
 from tests.planned import FACTS, MATRIX
+from tests.programs import run_program
 from tests.realpip import locked_pip
 from tests.stored import committed_base
 from tests.unpublished import locked_wheel
@@ -76,9 +77,7 @@ class Scene:
 
     def docker(self, *arguments: str) -> str:
         """The output of Docker's client."""
-        return subprocess.run(
-            ["docker", *arguments], env=dict(self.environ), capture_output=True, text=True, check=True
-        ).stdout
+        return run_program(["docker", *arguments], env=dict(self.environ), check=True).stdout
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import re
-import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.archive_proxy import PrivateArchive, private_archive
 from tests.docker.scene import NAME, Scene
+from tests.programs import run_program
 
 pytestmark = pytest.mark.network
 
@@ -31,12 +31,10 @@ def upstream(scene: Scene) -> str:
         f"FROM {NAME}\nUSER root\nENTRYPOINT []\n"
         "RUN dpkg --purge --force-depends nano && : >/etc/apt/sources.list\n"
     )
-    subprocess.run(
+    run_program(
         ["docker", "buildx", "build", "--load", "-t", REDUCED, "-"],
         input=dockerfile,
         env=dict(scene.environ),
-        capture_output=True,
-        text=True,
         check=True,
     )
     return next(word for word in sources.split() if word.startswith("http")).rstrip("/")

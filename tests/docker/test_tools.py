@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ import pytest
 from tests.docker.scene import CELL, DEVEL, TELL_TALE, Fresh, Scene, devel, fresh
 from tests.needs import needs_mmdebstrap, nightly
 from tests.planned import FACTS, MATRIX
+from tests.programs import run_program
 from tests.roots import entry, tar_of
 from tests.stored import put_tar
 from torchkiln.base import tools
@@ -157,12 +157,10 @@ def test_without_a_context_apt_installs_missing_tools(both: Scene) -> None:
     )
     step = text[text.index("COPY --from=tools") : text.index("# The files of rootfs/")]
     dockerfile = f"FROM scratch AS tools\nFROM {OURS}\nUSER root\nRUN dpkg --purge ninja-build\n{step}"
-    subprocess.run(
+    run_program(
         ["docker", "buildx", "build", "--load", "-t", REDUCED, "-"],
         input=dockerfile,
         env=dict(both.environ),
-        capture_output=True,
-        text=True,
         check=True,
     )
 

@@ -6,7 +6,6 @@ The package comes from Debian testing (15 MB), because Debian 12 and 13 do not h
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from tests.engine.registry import RunningRegistry, available, free_port, serving
 from tests.engine.root import home, made, runnable
+from tests.programs import run_program
 
 SUITE = "forky"
 # apt accepts an outdated mirror, but still checks Debian's signature.
@@ -44,7 +44,7 @@ class RunningCrane(RunningRegistry):
     def tags(self, repository: str) -> list[str]:
         """The tags, as listed by its client."""
         argv = [self.program, "ls", f"{self.host}/{repository}"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        done = run_program(argv)
         assert done.returncode == 0 or "NAME_UNKNOWN" in done.stderr, done.stderr
         return sorted(tag for tag in done.stdout.split() if not tag.startswith("sha256-"))
 

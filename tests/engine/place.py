@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.programs import run_program
 from tests.roots import tiny_layout
 from torchkiln.util.places import ROOT
 
@@ -66,9 +67,7 @@ class Place:
     def docker(self, *arguments: str) -> str:
         """The output of Docker's client."""
         argv = ["docker", *arguments]
-        return subprocess.run(
-            argv, env=dict(self.environ), capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return run_program(argv, env=dict(self.environ), check=True).stdout.strip()
 
     def leftovers(self) -> tuple[str, str]:
         """Containers of the image, and volumes without a container; other tests may also use the engine.

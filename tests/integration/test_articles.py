@@ -17,6 +17,7 @@ import requests
 
 from tests.clients import READY, Client
 from tests.engine.place import shared
+from tests.programs import run_program
 from tests.workplace import HEALTHCHECK, IMAGE, Container, Workplace, key
 
 __all__ = ["shared"]
@@ -45,15 +46,7 @@ def work(shared: Path) -> Path:
 def on_a_terminal(line: str, environ: Mapping[str, str], typed: str) -> str:
     """The output of *line* on a terminal with the input *typed*."""
     argv = ["script", "--quiet", "--return", "--command", line, "/dev/null"]
-    done = subprocess.run(
-        argv,
-        input=typed,
-        env={**environ, "TERM": "xterm"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = run_program(argv, input=typed, env={**environ, "TERM": "xterm"}, timeout=600)
     return done.stdout
 
 

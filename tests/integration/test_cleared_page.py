@@ -17,6 +17,7 @@ import pytest
 
 from tests.docker.scene import TAG, Scene
 from tests.engine.registry import RunningRegistry
+from tests.programs import run_program
 from tests.smoke_suites import suite_with
 from torchkiln.util.places import ROOT
 
@@ -62,14 +63,7 @@ def run(script: str, checkout: Path, scene: Scene) -> subprocess.CompletedProces
         "TORCHKILN_KEY_PASSPHRASE": "a pass phrase",
         "DOCKER_CONFIG": str(checkout / "docker"),
     }
-    return subprocess.run(
-        ["sh", "-eu", "-c", script],
-        cwd=checkout,
-        env=scene.settings(**settings),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program(["sh", "-eu", "-c", script], cwd=checkout, env=scene.settings(**settings))
 
 
 def test_the_block_clears_and_publishes_the_image(

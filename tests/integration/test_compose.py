@@ -23,6 +23,7 @@ from tests.engine.compose import with_compose
 from tests.engine.place import shared
 from tests.engine.root import NoEngine
 from tests.needs import give_up, without_gpus
+from tests.programs import run_program
 from tests.workplace import Container, Workplace, key
 from torchkiln.util.places import ROOT
 
@@ -47,7 +48,7 @@ class Compose:
         """`docker compose WORDS`."""
         argv = ["docker", "compose", "--project-name", self.project, *words]
         environ = {**self.environ, **settings}
-        return subprocess.run(argv, cwd=KIT, env=environ, capture_output=True, text=True, check=False)
+        return run_program(argv, cwd=KIT, env=environ)
 
     def container(self, service: str) -> Container:
         """The container of *service*."""
@@ -176,9 +177,7 @@ def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
     environ = {**compose.environ, "COMPOSE_PROJECT_NAME": project, "COMPOSE_PROFILES": ""}
     argv = ["sh", "-eu", "-c", script]
     try:
-        done = subprocess.run(
-            argv, cwd=tmp_path, env=environ, input="", capture_output=True, text=True, check=False
-        )
+        done = run_program(argv, cwd=tmp_path, env=environ, input="")
         volumes = Container(name="", environ=compose.environ).docker(
             "volume", "ls", "--quiet", "--filter", f"label=com.docker.compose.project={project}"
         )

@@ -22,6 +22,7 @@ from tests.engine.registry import free_port
 from tests.engine.root import NoEngine, home, made
 from tests.fake_driver import fake_driver
 from tests.needs import give_up, needs_gcc, without_gpus
+from tests.programs import run_program
 from torchkiln.util.places import ROOT
 
 KIT = ROOT / "deploy/monitoring"
@@ -36,7 +37,7 @@ def environ(**values: str) -> dict[str, str]:
 
 def once(env: dict[str, str]) -> tuple[dict[str, str], str]:
     """The samples of `exporter.py --once` by name and labels, and its messages."""
-    done = subprocess.run([*EXPORTER, "--once"], env=env, capture_output=True, text=True, check=True)
+    done = run_program([*EXPORTER, "--once"], env=env, check=True)
     lines = [line.rpartition(" ") for line in done.stdout.splitlines() if not line.startswith("#")]
     return {name: value for name, _, value in lines}, done.stderr
 
@@ -143,18 +144,14 @@ def test_the_log_of_a_training_run(tmp_path: Path) -> None:
 def test_other_lines_are_ignored(tmp_path: Path, line: bytes) -> None:
     log = tmp_path / "log"
     log.write_bytes(line + b"\n")
-    done = subprocess.run(
-        [*EXPORTER, "--once", "--log", str(log)], capture_output=True, text=True, check=True
-    )
+    done = run_program([*EXPORTER, "--once", "--log", str(log)], check=True)
 
     assert f'torchkiln_nccl_warnings_total{{log="{log}"}} 0\n' in done.stdout
     assert "torchkiln_training" not in done.stdout
 
 
 def test_a_folder_is_no_log(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*EXPORTER, "--once", "--log", str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = run_program([*EXPORTER, "--once", "--log", str(tmp_path)], check=True)
 
     assert "log=" not in done.stdout
 
@@ -192,7 +189,7 @@ def test_only_its_page_is_served() -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     with serving({"PATH": "/bin"}) as address:
         argv = [*EXPORTER, "--port", address.rpartition(":")[2]]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        done = run_program(argv)
 
     assert done.returncode == 2
     assert f"error: cannot listen on {address}: " in done.stderr
@@ -234,7 +231,7 @@ def test_the_pages_commands(programs: Path) -> None:
     script, _ = blocks("Prometheus")
     env = {"PATH": f"{programs}:{os.environ['PATH']}"}
     argv = ["sh", "-euc", script]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = run_program(argv, cwd=ROOT, env=env)
     source = (KIT / "exporter.py").read_text()
     metrics = set(re.findall(r'^    "(torchkiln_\w+)":', source, re.MULTILINE)) - {"torchkiln_gpus"}
 

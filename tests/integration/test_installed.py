@@ -22,6 +22,7 @@ from tests.installed import Installed, installed
 from tests.needs import needs_namespaces
 from tests.planned import FACTS
 from tests.planned import MATRIX as GRID
+from tests.programs import run_program
 from tests.servers.index_server import IndexServer
 from tests.servers.registry_server import RegistryServer
 from tests.stored import committed_base
@@ -73,9 +74,7 @@ def entries(wheel: Path, folder: str) -> dict[str, int]:
 )
 def test_the_wheel_has_the_tracked_files(installed: Installed, folder: str) -> None:
     """The wheel has exactly the files that git tracks, with the same executable bits."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--stage", folder], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    listed = run_program(["git", "ls-files", "-z", "--stage", folder], cwd=ROOT, check=True).stdout
     tracked = dict(line.split("\t")[::-1] for line in listed.split("\0") if line)
     expected = {
         path.removeprefix(f"{folder}/"): 0o111 if mode.startswith("100755") else 0
@@ -133,9 +132,7 @@ def test_a_bundle_has_the_package_without_the_files_of_the_wheel(
         "from torchkiln.util.places import PACKAGE\n"
         "print(*sorted(path.relative_to(PACKAGE).as_posix() for path in _files(PACKAGE)), sep='\\n')"
     )
-    tracked = subprocess.run(
-        ["git", "ls-files", "torchkiln"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = run_program(["git", "ls-files", "torchkiln"], cwd=ROOT, check=True).stdout.split()
 
     found = installed.python(code, folder=tmp_path).split()
     assert {f"torchkiln/{path}" for path in found} == set(tracked)
@@ -277,7 +274,7 @@ def test_a_container_of_a_project_runs(built: Project) -> None:
 def test_a_checkout_builds_the_same_image_from_the_project(built: Project) -> None:
     argv = [sys.executable, str(ROOT / "build.py"), "--output", "again", "--quiet"]
     environ = {**os.environ, **built.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=built.folder, env=environ, capture_output=True, text=True, check=False)
+    done = run_program(argv, cwd=built.folder, env=environ)
     shutil.rmtree(built.folder / "again", ignore_errors=True)
 
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from tests.needs import nightly
+from tests.programs import run_program
 from tests.servers.index_server import IndexServer
 from torchkiln.index.offered import open_offered
 from torchkiln.index.package_index import open_index
@@ -69,12 +69,7 @@ def test_pip_installs_the_requirements_with_their_hashes(tmp_path: Path) -> None
         "--no-cache-dir",
         "-q",
     ]
-    done = subprocess.run(
-        [*command, "--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([*command, "--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(file)])
 
     assert len(small) > 40
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.engine.registry import RunningRegistry, registry
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, MATRIX
 from tests.pool_worker import in_this_process
+from tests.programs import run_program
 from tests.projects import SITE, TAG, Bench, bench
 from torchkiln import Project, build_project
 from torchkiln.cli import torchkiln
@@ -154,16 +154,13 @@ def test_from_a_folder_to_a_running_and_pushed_image(commands: Commands, registr
     assert code == 0, messages
     script = f"pwd; cat train.py; echo $PYTHONPATH; ls /{SITE}/fsspec; ls -d /{SITE}/fsspec-*"
     argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "run", *commands.output]
-    done = subprocess.run(
+    done = run_program(
         [*argv, "--no-entrypoint", "project", "--", "/bin/sh", "-c", script],
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": str(Path.home()),
             "TORCHKILN_CACHE": str(commands.small.store.root),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     to = ("--to", f"{registry.host}/team/project")
     first = commands.run("push", "project", *commands.output, *to, "--tag", "main", "--json")

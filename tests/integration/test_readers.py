@@ -16,6 +16,7 @@ from tests import conformance
 from tests.conformance import Conformance
 from tests.needs import tool as needed
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
+from tests.programs import run_program
 from tests.readers import READERS, CannotRead, Reader
 from tests.trees import differences
 from torchkiln.model.image import BuiltImage
@@ -41,7 +42,7 @@ TAG = "2.7.1-cuda12.1-runtime"
 def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a reader; skip if it is not installed."""
     needed(str(command[0]))
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    return run_program(list(map(str, command)))
 
 
 def skopeo_copy(source: str, target: Path) -> None:
@@ -187,9 +188,7 @@ def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine
     write_archive(image, tmp_path / "a.tar", "docker-archive", names)
 
     def docker(*arguments: str | Path) -> str:
-        return subprocess.run(
-            ["docker", *arguments], env=engine, check=True, capture_output=True, text=True
-        ).stdout
+        return run_program(["docker", *arguments], env=engine, check=True).stdout
 
     docker("load", "--input", tmp_path / "a.tar")
     try:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.bundles import made, started
 from tests.docker.scene import TAG, Scene
+from tests.programs import run_program
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
@@ -158,9 +159,7 @@ def test_an_existing_file_is_not_replaced(scene: Scene, tmp_path: Path) -> None:
     )
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path / "there")]
     argv += scene.argv(*options, str(tmp_path / "there/small"))
-    full = subprocess.run(
-        argv, env=scene.settings(), cwd=scene.images.parent, capture_output=True, text=True, check=False
-    )
+    full = run_program(argv, env=scene.settings(), cwd=scene.images.parent)
     assert (full.returncode, full.stdout) == (6, ""), full.stderr
     assert "No space left" in full.stderr
 
@@ -191,5 +190,5 @@ def test_what_starts_it_needs_no_package_and_only_python_3_8(tmp_path: Path) -> 
     with pytest.raises(SyntaxError):
         ast.parse("match 1:\n    case 1: pass", feature_version=(3, 8))
 
-    alone = subprocess.run([sys.executable, "-I", "-S", run], capture_output=True, text=True, check=False)
+    alone = run_program([sys.executable, "-I", "-S", run])
     assert (alone.returncode, alone.stderr[:30]) == (12, "error: the bundle is damaged: ")

@@ -14,6 +14,7 @@ import pytest
 from tests.clients import READY, Client, sessions
 from tests.engine.place import shared
 from tests.engine.registry import free_port
+from tests.programs import run_program
 from tests.workplace import TAG, Workplace, key
 
 __all__ = ["shared"]
@@ -69,12 +70,8 @@ def test_the_clients_locale_is_harmless(client: Client, locale: str) -> None:
     names = ("LC_ALL", "LC_CTYPE", "LC_TIME", "LC_NUMERIC", "LANG")
     argv = ["ssh", *client.options(SendEnv="LANG LC_*"), "root@127.0.0.1"]
     code = 'import locale; print(locale.setlocale(locale.LC_ALL, ""))'
-    done = subprocess.run(
-        [*argv, f"perl -e 'print 1'; python -c '{code}'"],
-        env=os.environ | dict.fromkeys(names, locale),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        [*argv, f"perl -e 'print 1'; python -c '{code}'"], env=os.environ | dict.fromkeys(names, locale)
     )
 
     assert (done.stdout, done.stderr) == ("1C.UTF-8\n", "")
@@ -127,7 +124,7 @@ def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> 
 
     batch = f"get /workspace/there {shlex.quote(str(back))}\n"
     argv = ["sftp", *client.options(), "-b", "-", "root@127.0.0.1"]
-    subprocess.run(argv, check=True, capture_output=True, input=batch, text=True)
+    run_program(argv, check=True, input=batch)
     assert back.read_bytes() == sent.read_bytes()
 
 
@@ -152,7 +149,7 @@ def test_a_port_is_forwarded(client: Client) -> None:
         tunnel.stdin.write(b"up\n")
         tunnel.stdin.flush()
         assert tunnel.stdout.readline() == b"up\n"
-        environment = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        environment = run_program(["bash", "-c", command])
         tunnel.kill()
     assert '"version"' in environment.stdout
 
@@ -191,9 +188,7 @@ def test_the_printed_fingerprint_matches_the_host_key(client: Client, tmp_path: 
     scanned = tmp_path / "scanned"
     argv = ["ssh-keyscan", "-t", "ed25519", "-p", str(client.container.port(22)), "127.0.0.1"]
     scanned.write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
-    environment = subprocess.run(
-        ["ssh-keygen", "-l", "-f", scanned], capture_output=True, text=True, check=True
-    )
+    environment = run_program(["ssh-keygen", "-l", "-f", scanned], check=True)
 
     assert client.container.says(r"host key (SHA256:\S+)")[1] in environment.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tests.layers import tree_of_layer
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, locked
+from tests.programs import run_program
 from tests.python_builds import another_python, archive_in
 from tests.servers.cuda_archives import mirror, serve
 from tests.servers.index_server import IndexServer
@@ -77,14 +77,12 @@ def test_the_same_archive_gives_the_same_layer(build: Build, made: Made, tmp_pat
     tree = tree_of_layer(store.blob(standalone.digest).read_bytes())
     tag = python.replace(".", "")
     code = tree[f"opt/python/lib/python{python}/__pycache__/os.cpython-{tag}.pyc"].data
-    asked = subprocess.run(
+    asked = run_program(
         [
             another_python(OWN) / f"bin/python{python}",
             "-c",
             "import importlib.util as u; print(u.MAGIC_NUMBER.hex())",
         ],
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert code[:4].hex() == asked.stdout.strip()
@@ -125,7 +123,7 @@ def test_the_python_runs_in_the_image(build: Build, made: Made, images: Images, 
         " torch.answer() + nvidia.cublas.answer(), torch.__cached__)"
     )
     python, tag = build[2], build[2].replace(".", "")
-    ran = subprocess.run(started(root, code), capture_output=True, text=True, check=False)
+    ran = run_program(started(root, code))
 
     site = f"/opt/venv/lib/python{python}/site-packages"
     cached = f"{site}/torch/__pycache__/__init__.cpython-{tag}.pyc"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.needs import needs_namespaces
 from tests.planned import FACTS
+from tests.programs import run_program
 from tests.sdists import files_of, sdist
 from tests.standalone_scene import OWN, SITE, Images, images_in, made_of, real_build, small_build, started
 from tests.stored import put_file
@@ -121,7 +121,7 @@ def test_it_runs(scene: Scene, tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, '/app'); import train, einops, six, torch;"
         "print(sys.version_info[:2], torch.answer(), einops.__cached__, six.__file__)"
     )
-    ran = subprocess.run(started(root, code), capture_output=True, text=True, check=False)
+    ran = run_program(started(root, code))
     site, tag = f"/opt/venv/lib/python{scene.python}/site-packages", scene.python.replace(".", "")
 
     assert ran.stderr == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests import forked
 from tests.engine.place import shared
 from tests.needs import nightly
 from tests.node_tools import devcontainer_cli
+from tests.programs import run_program
 from tests.workplace import IMAGE, TAG, Workplace
 from torchkiln.locks.lock import load_locked, lock_digest
 from torchkiln.model.project import ProjectLock
@@ -43,9 +43,7 @@ class Opened:
         """Run a command of the CLI for the folder; returns its stdout."""
         argv = [*devcontainer_cli(), command, "--workspace-folder", str(self.folder), *arguments]
         environ = dict(self.workplace.environ)
-        done = subprocess.run(
-            argv, env=environ, capture_output=True, text=True, check=False, timeout=_TIMEOUT
-        )
+        done = run_program(argv, env=environ, timeout=_TIMEOUT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -77,7 +75,7 @@ class Opened:
 
     def docker(self, *arguments: str) -> str:
         argv, environ = ["docker", *arguments], dict(self.workplace.environ)
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+        return run_program(argv, env=environ, check=True).stdout
 
 
 @pytest.fixture

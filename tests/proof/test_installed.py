@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.installed import Installed, installed
 from tests.needs import nightly
+from tests.programs import run_program
 from tests.readmes import ENGLISH, blocks
 from torchkiln.index.settings import index_settings
 from torchkiln.util.places import ROOT
@@ -62,9 +62,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     }
 
     for command, folder in ((install, ROOT), *((other, project) for other in others)):
-        done = subprocess.run(
-            shlex.split(command), cwd=folder, env=env, capture_output=True, text=True, check=False
-        )
+        done = run_program(shlex.split(command), cwd=folder, env=env)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
     [digest] = done.stdout.split()

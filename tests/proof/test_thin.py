@@ -20,6 +20,7 @@ import pytest
 
 from tests.engine.registry import RunningRegistry
 from tests.needs import nightly
+from tests.programs import run_program
 from tests.proof.conftest import build
 from tests.proof.headline import SITE
 from torchkiln.locks.lock import save
@@ -219,13 +220,10 @@ def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage, tmp_path:
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", thin.built["layout"]]
     cache = tmp_path / "cache"  # a new cache: another process may delete images in the usual one
     try:
-        done = subprocess.run(
+        done = run_program(
             [*command, "--images", str(thin.images), "--only", "lock", thin.built["ref"]],
             env={**os.environ, "TORCHKILN_CACHE": str(cache)},
             cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         root = cache / "rootfs" / thin.built["digest"].removeprefix("sha256:")
@@ -242,15 +240,13 @@ def test_docker_pulls_and_runs_it(
     """It starts without a GPU; pushing it requires a confirmation."""
     command = [sys.executable, str(ROOT / "build.py"), "push", "--output", thin.built["layout"], "--quiet"]
     to = ("--to", f"{registry.host}/team/thin", "--tag", "mine", thin.built["ref"])
-    refused = subprocess.run([*command, *to], cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = run_program([*command, *to], cwd=ROOT)
     assert (refused.returncode, registry.tags("team/thin")) == (7, []), refused.stderr
     subprocess.run([*command, "--licence-confirmed", *to], cwd=ROOT, check=True, capture_output=True)
     reference = f"{registry.host}/team/thin@{thin.built['digest']}"
 
     def docker(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["docker", *words], env=dict(engine), capture_output=True, text=True, check=False
-        )
+        return run_program(["docker", *words], env=dict(engine))
 
     pulled = docker("pull", "--quiet", reference)
     assert pulled.returncode == 0, pulled.stderr

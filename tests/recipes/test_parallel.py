@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.needs import nightly
+from tests.programs import run_program
 from tests.recipes.test_amp_mistakes import CODE, _global
 from tests.recipes.torch_python import ENVIRON, PYTHON, needs_torch, result_of
 from torchkiln.util.places import ROOT
@@ -168,13 +168,10 @@ def test_torchrun_starts_it_and_one_process_reports(tmp_path: Path) -> None:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    done = subprocess.run(
+    done = run_program(
         [*command, "--master-port", port, "-m", "recipes.train", *words],
         env=os.environ | ENVIRON,
         cwd=ROOT / "rootfs/opt/torchkiln/examples",
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     values = json.loads(report.read_text())

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import os
-import subprocess
 import sys
 import tarfile
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.programs import run_program
 from tests.reports import LOCKED
 from tests.roots import entry, tar_of
 from torchkiln.base import interpreter
@@ -259,7 +259,7 @@ def test_a_file_that_is_too_large_uses_no_memory(tmp_path: Path) -> None:
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     argv = [sys.executable, "-c", code, str(blob), str(tmp_path / "into")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    done = run_program(argv, check=True)
     message, peak = done.stdout.splitlines()
     assert "its Python is too large" in message
     assert int(peak) << 10 < 200 << 20

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.oci_samples import OWN, build, tar_of
+from tests.programs import run_program
 from torchkiln import cli
 from torchkiln.cli import COMMANDS, EARLIER, SECTIONS, torchkiln
 from torchkiln.cli.shared.targets import split_target
@@ -209,13 +210,7 @@ def test_an_environment_without_permission_is_skipped(tmp_path: Path) -> None:
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch(mode=0o644)  # not even root can execute it
-    ran = subprocess.run(
-        [sys.executable, door, "--version"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_program([sys.executable, door, "--version"], env={**os.environ, "PYTHONPATH": str(ROOT)})
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("torchkiln")
@@ -270,7 +265,7 @@ def test_an_earlier_name_works_and_names_the_new_one(earlier: str, now: tuple[st
 
 
 def test_the_command_list_imports_no_command() -> None:
-    ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    ran = run_program([sys.executable, "-c", LOADED], check=True)
     shown, _, loaded = ran.stdout.rstrip().rpartition("\n")
     listed = re.findall(r"^  (\w+) ", shown.partition("Choose:\n")[2], re.MULTILINE)
     assert listed == list(COMMANDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from click.shell_completion import ShellComplete
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.needs import tool
+from tests.programs import run_program
 from tests.unpublished import FakeIndex
 from torchkiln.cli import COMMANDS, torchkiln
 from torchkiln.util.places import MATRIX, ROOT
@@ -46,7 +46,7 @@ def a_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(folder: Path, *argv: str, **environ: str) -> str:
     env = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **environ}
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    done = run_program(argv, cwd=folder, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

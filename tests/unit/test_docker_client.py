@@ -8,7 +8,6 @@ import io
 import json
 import os
 import socket
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.programs import run_program
 from tests.roots import entry, tar_of
 from tests.servers.answering import Answering
 from tests.zstd_frames import program, raw_frame
@@ -109,7 +109,7 @@ except KilnError as error:
         listening.bind(str(path))
         listening.listen()
         path.chmod(0o600)
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        ran = run_program([sys.executable, "-c", code])
 
     assert ran.stdout.startswith(
         f"ToolMissing cannot connect to the Docker engine at unix://{path}: Permission"

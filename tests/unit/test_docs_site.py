@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.programs import run_program
 from tools import docs_site
 from torchkiln.util.places import ROOT
 
@@ -82,14 +82,7 @@ def test_with_an_address_a_file_of_the_repository_is_linked() -> None:
 @pytest.mark.skipif(not MKDOCS.exists(), reason="MkDocs is not installed: make docs")
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [MKDOCS, "build", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     loads = re.compile(r'<(?:script|img|iframe|link)\b[^>]*?(?:src|href)="?(?:https?:)?//[^"> ]+')
     outside = {
         found

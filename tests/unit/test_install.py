@@ -2,7 +2,6 @@
 
 import csv
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.programs import run_program
 from torchkiln.errors import BadWheel
 from torchkiln.wheel import install
 from torchkiln.wheel.install import Row, Scheme, WheelName, parse_name
@@ -111,9 +111,7 @@ def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
     (tmp_path / "pack" / "age.py").write_text(
         "import sys\nclass Class:\n    @staticmethod\n    def main():\n        print(sys.argv[1]); return 7\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script), "argument"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = run_program([sys.executable, str(script), "argument"], cwd=tmp_path)
     assert (done.stdout, done.returncode, done.stderr) == ("argument\n", 7, "")
     assert script.read_bytes().startswith(b"#!/opt/venv/bin/python\n")
 

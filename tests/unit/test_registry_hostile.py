@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile_registry import hostile
+from tests.programs import run_program
 from tests.publisher import new_publisher
 from tests.pushing import image, push_to
 from tests.servers.certificate import self_signed
@@ -138,14 +138,11 @@ def test_the_ca_bundle_of_the_package_index_is_used(
 ) -> None:
     publisher = new_publisher(tmp_path / "publisher")
     publisher.build()
-    done = subprocess.run(
+    done = run_program(
         publisher.command(
             *publisher.publishing(f"{secure.host}/team/app", "--tag", "v1", "--override", "a test")
         ),
         env={**publisher.settings, "SSL_CERT_FILE": str(certificate), "NO_PROXY": "0.0.0.0"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import pytest
 
 from smoke_tests.catalogue import catalogue
 from smoke_tests.ranks import Ending, fault
+from tests.programs import run_program
 from tests.smoke_mutants.mutant import PYTHON, needs_torch
 from tests.smoke_suites import SUITE, suite_with
 
@@ -281,13 +282,10 @@ def suite(tmp_path: Path) -> Path:
 def run(python: Path | str, cwd: Path, *arguments: str, **env: str) -> tuple[int, str]:
     """Exit code and output of pytest, called in *cwd*. It may write bytecode, and PATH has no nvcc."""
     ours = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(
+    done = run_program(
         [str(python), "-m", "pytest", "-rs", *arguments],
         cwd=cwd,
         env=ours | {"LD_LIBRARY_PATH": "", "PATH": "/usr/bin:/bin", "COLUMNS": "400"} | env,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.layers import Item, layer_of, tree_of_folder, tree_of_layer
+from tests.programs import run_program
 from tests.realpip import RealPip, agree, pip_folder, requirements
 from tests.wheels import File, Scheme, WheelSpec, write_wheel
 
@@ -279,9 +280,7 @@ def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) ->
         pytest.skip("cannot create a mount namespace: needs root, or user namespaces")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     environment |= {"LC_ALL": "C.UTF-8", "PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(
-        [*unshare, "sh", "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
+    done = run_program([*unshare, "sh", "-c", script], env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
 
     pip.install(wheels, tmp_path / "root")

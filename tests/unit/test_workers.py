@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import run_program
 from torchkiln.store.file_locks import Holder, clear, hold, holder, in_use
 from torchkiln.util.places import ROOT
 from torchkiln.util.processes import WorkerDied, Workers
@@ -129,13 +130,10 @@ def test_ctrl_c_is_handled_by_the_main_thread() -> None:
 def test_too_little_address_space_is_refused_at_once() -> None:
     limit = 300_000_000
     code = "from torchkiln.util.processes import Workers; Workers(2, print)"
-    ran = subprocess.run(
+    ran = run_program(
         [sys.executable, "-c", code],
         cwd=ROOT,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert ran.returncode == 1

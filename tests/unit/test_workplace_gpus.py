@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from tests.fake_driver import fake_driver
 from tests.inside import PACKAGE, Place, driver, image, machine, place
 from tests.needs import needs_gcc
+from tests.programs import run_program
 from workplace import checks, command, gpus, report
 from workplace.driver import Driver, Gpu
 from workplace.image import Image
@@ -175,7 +175,7 @@ def test_the_entrypoint_stops_only_for_a_refusal(
         assert old in script
         script = script.replace(old, new)
     argv = ["sh", "-c", script, "entrypoint", "sh", "-c", "echo command; exit 7"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = run_program(argv)
 
     assert (done.returncode, done.stdout) == expected
     assert done.stderr == ""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oci_samples import digest, files, tar_of
+from tests.programs import run_program
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
 from torchkiln.model.layer import LAYER_FORMATS, Blob
@@ -50,9 +51,7 @@ def test_the_zstd_program_reads_our_frames(tmp_path: Path) -> None:
     """It finds one frame with length and checksum. Digests and sizes are correct."""
     blob, written = compressed(TAR)
     (tmp_path / "blob.zst").write_bytes(blob)
-    listed = subprocess.run(
-        ["zstd", "-lv", tmp_path / "blob.zst"], capture_output=True, text=True, check=True
-    )
+    listed = run_program(["zstd", "-lv", tmp_path / "blob.zst"], check=True)
 
     assert program(blob, "-d") == TAR
     assert (written.digest, written.diff_id) == (digest(blob), digest(TAR))
@@ -202,7 +201,7 @@ def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb"
     path.write_bytes(run_frame(1_024))
     argv = [sys.executable, "-c", MEASURE, str(path)]
-    message = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    message = run_program(argv, check=True, cwd=ROOT).stdout
     read, unpacked, opened, inspected, made = map(int, message.split())
 
     assert read == unpacked == 1 << 27
