@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.docker.scene import cached_base, present_base
+from tests.programs import run_program
 from tests.servers.index_server import IndexServer
 from tests.unit.test_workflow_files import schema, zizmor
 from tests.workflow_scene import IMAGE, gate, scene
@@ -98,9 +99,7 @@ def test_the_matrix_is_locked_and_built(index: IndexServer, tmp_path: Path) -> N
     outputs = []
     for words in commands("matrix"):
         assert words[:2] == ["python", "build.py"]
-        done = subprocess.run(
-            [*program, *words[2:]], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
+        done = run_program([*program, *words[2:]], cwd=tmp_path, env=environ)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     lock = json.loads((images / TAG / "lock.json").read_text())
@@ -120,9 +119,7 @@ def test_the_dockerfile_builds_on_an_image(workplace: Workplace) -> None:
     build = next(words for words in commands("dockerfile") if words[:2] == ["docker", "build"])
     assert build[-1] == "examples/dockerfile"
     argv = ["docker", "build", "--tag", name, "--build-arg", f"IMAGE={workplace.image}", build[-1]]
-    built = subprocess.run(
-        argv, cwd=ROOT, env=dict(workplace.environ), capture_output=True, text=True, check=False
-    )
+    built = run_program(argv, cwd=ROOT, env=dict(workplace.environ))
     assert built.returncode == 0, built.stderr
     derived = Workplace(environ=workplace.environ, image=name)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.keys import ED, KEYS, P256, SECRET, UNKNOWN_KEY, pem, public_pem
+from tests.programs import run_program
 from tests.reports import IMAGE, OTHER, TAG, report
 from torchkiln.attest import keys
 from torchkiln.attest.dsse import PASSPHRASE, fingerprint, sign
@@ -282,7 +282,7 @@ def test_the_passphrase_is_removed_from_the_environment_when_read(
     monkeypatch.setenv(PASSPHRASE, SECRET)
     keys.private_key(secret(tmp_path, pem(ED, SECRET)))
 
-    smoke_report = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    smoke_report = run_program(["env"], check=True).stdout
     assert PASSPHRASE not in smoke_report
     assert SECRET not in smoke_report
 

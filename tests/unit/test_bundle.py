@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.programs import run_program
 from torchkiln.errors import VerificationFailed
 from torchkiln.smoke.bundle.contents import BundleFile
 from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
@@ -41,7 +41,7 @@ def test_a_hostile_description_is_refused(tmp_path: Path, case: str) -> None:
     else:
         (tmp_path / "bundle.json").write_text(text.replace("%s", rest))
     command = [sys.executable, "-I", "-S", str(tmp_path / "run.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(command, timeout=60)
     assert (done.returncode, done.stdout) == (12, ""), done.stderr
     assert done.stderr.startswith("error: the bundle is damaged: ")
     assert done.stderr.count("\n") == 1
@@ -112,9 +112,7 @@ def pinned() -> set[str]:
 
 def test_every_package_that_smoke_imports_is_in_the_bundle() -> None:
     """The bundle's host has no packages installed: if one is missing, run.py cannot start."""
-    ran = subprocess.run(
-        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=Path(ROOT)
-    )
+    ran = run_program([sys.executable, "-c", IMPORTED], check=True, cwd=Path(ROOT))
     known = packages_distributions()
     imported = {
         known[name][0].lower().replace("_", "-").replace(".", "-")

