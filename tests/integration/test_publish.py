@@ -27,12 +27,16 @@ KINDS = {
 }
 
 
-def get(registry: RunningRegistry, path: str) -> Any:
-    """GET *path* of the registry, without torchkiln's client; returns the JSON."""
+def read(registry: RunningRegistry, path: str) -> bytes:
+    """GET *path* of the registry, without torchkiln's client."""
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
     request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
     with urllib.request.urlopen(request, timeout=300) as answer:
-        return json.loads(answer.read())
+        return bytes(answer.read())
+
+
+def get(registry: RunningRegistry, path: str) -> Any:
+    return json.loads(read(registry, path))
 
 
 def attachments(registry: RunningRegistry, name: str, digest: str) -> dict[str, list[dict[str, Any]]]:

@@ -10,15 +10,14 @@ import json
 import os
 import random
 import sys
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
+from tests.integration.test_publish import KINDS, read
 from tests.needs import nightly
 from tests.publisher import Publisher, new_publisher
 from tests.pushing import digests
@@ -28,12 +27,6 @@ from torchkiln.oci.layout import ImageOnDisk
 __all__ = ["each_registry"]
 
 SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
-KINDS = {
-    "https://sigstore.dev/cosign/sign/v1",
-    "https://slsa.dev/provenance/v1",
-    "urn:torchkiln:smoke-report:2",
-    "urn:torchkiln:clearance:1",
-}
 FIRST, SECOND = "20261121", "20261122"  # days
 NAMES = {TAG, "2.7-cuda12.1-runtime", "v2.7"}
 FAULTS = (
@@ -45,14 +38,6 @@ FAULTS = (
 )
 
 
-def get(registry: RunningRegistry, path: str) -> Any:
-    """GET *path* of the registry, without torchkiln's client; returns the JSON."""
-    kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
-    request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return answer.read()
-
-
 def contents(image: ImageOnDisk) -> dict[str, bytes]:
     """The content of each blob, read into memory, because the next build deletes the files."""
     return {digest: path.read_bytes() for digest, path in digests(image).items()}
@@ -62,13 +47,13 @@ def tags_of(registry: RunningRegistry, name: str, images: dict[str, dict[str, by
     """The image of each tag; asserts that the image and its attachments are complete."""
     found = {}
     for tag in registry.tags(name):
-        data = get(registry, f"{name}/manifests/{tag}")
+        data = read(registry, f"{name}/manifests/{tag}")
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         assert all(registry.content(name, blob) == data for blob, data in images[digest].items())
-        index = json.loads(get(registry, f"{name}/manifests/{digest.replace(':', '-')}"))
+        index = json.loads(read(registry, f"{name}/manifests/{digest.replace(':', '-')}"))
         kinds = set()
         for entry in index["manifests"]:
-            manifest = json.loads(get(registry, f"{name}/manifests/{entry['digest']}"))
+            manifest = json.loads(read(registry, f"{name}/manifests/{entry['digest']}"))
             assert manifest["subject"]["digest"] == digest
             assert registry.content(name, manifest["layers"][0]["digest"])
             kinds.add(manifest["annotations"]["dev.sigstore.bundle.predicateType"])

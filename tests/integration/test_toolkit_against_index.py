@@ -20,6 +20,7 @@ from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution
 from torchkiln.model.index import IndexRequest
+from torchkiln.model.lock import LockedWheel
 from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
@@ -28,14 +29,10 @@ from torchkiln.util.places import ROOT
 TAIL = 1 << 20  # bytes at a wheel's end that contain its directory
 
 
-@pytest.mark.proof
-@nightly
-@pytest.mark.parametrize(("cuda", "torch"), [("13.0", "2.11.0")])
-def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
-    toolkit, store = FACTS.toolkits[cuda], Store(tmp_path)
-    known = toolkit.toolkit
+def on_the_index(store: Store, *requirements: str) -> tuple[LockedWheel, ...]:
+    """The wheels that the default index has for *requirements*."""
     request = IndexRequest(
-        requirements=(f"torch=={torch}", toolkit.requires),
+        requirements=requirements,
         constraints=(),
         python="3.11",
         glibc=(2, 36),
@@ -43,9 +40,17 @@ def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: 
         keep=(),
         bound=(),
     )
-    wheels = [
-        item for item in open_index(os.environ, store).wheels(request) if item.name.startswith("nvidia-")
-    ]
+    return open_index(os.environ, store).wheels(request)
+
+
+@pytest.mark.proof
+@nightly
+@pytest.mark.parametrize(("cuda", "torch"), [("13.0", "2.11.0")])
+def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
+    toolkit, store = FACTS.toolkits[cuda], Store(tmp_path)
+    known = toolkit.toolkit
+    found = on_the_index(store, f"torch=={torch}", toolkit.requires)
+    wheels = [item for item in found if item.name.startswith("nvidia-")]
     downloads = open_downloads(os.environ, store)
     wheel_of_file: dict[str, str] = {}
     for wheel in wheels:
@@ -158,16 +163,7 @@ def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ptxas of the wheel with the archive's version."""
     (nvcc,) = (item for item in FACTS.redist.releases["12.1.1"] if item.component == "cuda_nvcc")
     store = Store(cache_root())
-    request = IndexRequest(
-        requirements=(f"nvidia-cuda-nvcc-cu12=={nvcc.version}",),
-        constraints=(),
-        python="3.11",
-        glibc=(2, 36),
-        as_of="2026-11-22",
-        keep=(),
-        bound=(),
-    )
-    (wheel,) = open_index(os.environ, store).wheels(request)
+    (wheel,) = on_the_index(store, f"nvidia-cuda-nvcc-cu12=={nvcc.version}")
     with zipfile.ZipFile(open_downloads(os.environ, store).fetch_wheel(wheel, store)) as archive:
         path = Path(archive.extract("nvidia/cuda_nvcc/bin/ptxas", tmp_path_factory.mktemp("ptxas")))
     path.chmod(0o755)

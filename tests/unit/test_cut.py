@@ -104,26 +104,22 @@ def test_other_streams_are_spliced(wheel: Path, cut: Cut) -> None:
         assert compressed, start
 
 
-@pytest.mark.parametrize(("own_use", "is_cut"), [(False, False), (True, True)])
-def test_nvidias_library_in_another_wheel_is_cut_for_own_use_only(
-    tmp_path: Path, own_use: bool, is_cut: bool
+@pytest.mark.parametrize(
+    ("path", "changes", "is_cut"),
+    [
+        ("some.libs/libnvjpeg.so.12", {"own_use": False}, False),  # NVIDIA's library in another wheel
+        ("some.libs/libnvjpeg.so.12", {"own_use": True}, True),
+        (PATH, {"gpus": ("7.5",)}, False),  # no code for the GPU
+        (PATH, {"gpus": ("8.0", "9.0")}, False),  # no dead code
+    ],
+)
+def test_a_layer_in_which_nothing_is_cut_is_the_full_layer(
+    tmp_path: Path, path: str, changes: dict[str, Any], is_cut: bool
 ) -> None:
-    spec = replace(SPEC, files=(File(path="some.libs/libnvjpeg.so.12", data=with_code([SM_80, SM_90])),))
-    wheel = write_wheel(spec, tmp_path)
+    wheel = write_wheel(replace(SPEC, files=(File(path=path, data=with_code([SM_80, SM_90])),)), tmp_path)
     with (tmp_path / "scratch").open("w+b") as scratch:
-        cut = Cut(device_code=replace(CUT, own_use=own_use), scratch=scratch)
+        cut = Cut(device_code=replace(CUT, **changes), scratch=scratch)
         assert (layer_of([wheel], cut=cut)[1] != layer_of([wheel])[1]) is is_cut
-
-
-@pytest.mark.parametrize("gpus", [("7.5",), ("8.0", "9.0")], ids=["no code", "no dead code"])
-def test_a_layer_in_which_nothing_is_dead_is_the_full_layer(tmp_path: Path, gpus: tuple[str, ...]) -> None:
-    spec = replace(SPEC, files=(File(path=PATH, data=with_code([SM_80, SM_90])),))
-    wheel = write_wheel(spec, tmp_path)
-    with (tmp_path / "scratch").open("w+b") as scratch:
-        assert (
-            layer_of([wheel], cut=Cut(device_code=replace(CUT, gpus=gpus), scratch=scratch))[1]
-            == layer_of([wheel])[1]
-        )
 
 
 def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:

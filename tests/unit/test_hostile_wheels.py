@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, table
 from tests.layers import add, layer_of, sha256
 from tests.pool_worker import task_of
 from tests.programs import run_program
-from tests.realpip import RealPip, agree, pip_folder
+from tests.realpip import RealPip, agree
+from tests.unit.test_wheel_against_pip import pip
 from tests.unpublished import locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.engine import worker
@@ -129,7 +130,6 @@ def test_a_tail_of_another_file(valid: Path) -> None:
 MEASURE = """
 import json, resource, signal, sys
 from pathlib import Path
-from tests.pool_worker import task_of
 from tests.layers import add
 from torchkiln.errors import BadWheel
 from torchkiln.oci.layer import LayerWriter
@@ -154,6 +154,8 @@ for line in sys.stdin:
         resource.setrlimit(resource.RLIMIT_AS, (size() + (128 << 20),) * 2)
 """
 
+__all__ = ["pip"]
+
 
 def test_all_hostile_wheels_need_little_memory(valid: Path, read_kind: Callable[[str], Read]) -> None:
     """One process with 128 MiB of address space reads all of them; its peak memory hardly grows."""
@@ -167,13 +169,6 @@ def test_all_hostile_wheels_need_little_memory(valid: Path, read_kind: Callable[
     assert [bool(reason) for reason, _ in answers[1:]] == [bool(kind.reason) for kind in KINDS.values()]
     grown = {kind: peak - peaks["valid"] for kind, peak in peaks.items()}
     assert max(grown.values()) < 64 * 1024, f"KiB: {grown}"
-
-
-@pytest.fixture(scope="module")
-def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
-    running = RealPip(pip_folder(tmp_path_factory.mktemp("pip")))
-    yield running
-    running.close()
 
 
 @pytest.mark.network

@@ -12,13 +12,14 @@ from tests.keys import ED, P256, UNKNOWN_KEY, pem
 from tests.published import KIND, Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import TAG
 from torchkiln.attest.publication import RETRACTION, publication, retraction
-from torchkiln.attest.signers import ByKey, Unsigned
-from torchkiln.attest.statement import statement
+from torchkiln.attest.signers import ByKey, Signer, Unsigned
+from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import GateRefused
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]
 
 WHEN = "2026-11-22T17:05:16Z"
+PUBLISHER = ByKey(P256)
 
 
 def retracted(scene: Scene, by: Any, *, kind: str | None = RETRACTION, reason: str = "crashes") -> None:
@@ -27,9 +28,13 @@ def retracted(scene: Scene, by: Any, *, kind: str | None = RETRACTION, reason: s
     :param by: the signing key; None for an unsigned retraction.
     :param kind: the annotation; None for none.
     """
-    signed_statement = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
-    artifact = (ByKey(by) if by else Unsigned()).sign(signed_statement)
-    scene.beside(artifact.kind, artifact.data, annotations={KIND: kind} if kind else {})
+    said = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
+    attach(scene, said, ByKey(by) if by else Unsigned(), annotations={KIND: kind} if kind else {})
+
+
+def attach(scene: Scene, said: Statement, signer: Signer = PUBLISHER, **more: Any) -> None:
+    artifact = signer.sign(said)
+    scene.beside(artifact.kind, artifact.data, **more)
 
 
 def again(scene: Scene, *more: str) -> Any:
@@ -88,8 +93,7 @@ def test_another_statement_annotated_as_a_retraction(scene: Scene) -> None:
     """A document of another tool, or another signed statement, is no retraction with such an annotation."""
     scene.publish()
     scene.beside("application/spdx+json", b"{}", annotations={KIND: RETRACTION})
-    artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [TAG]))
-    scene.beside(artifact.kind, artifact.data, annotations={KIND: RETRACTION})
+    attach(scene, publication(TAG, scene.image.manifest, [TAG]), annotations={KIND: RETRACTION})
 
     assert scene.verify().exit_code == 0
     assert again(scene).exit_code == 0
@@ -116,8 +120,7 @@ def test_a_retraction_of_another_image(scene: Scene) -> None:
     """The publisher signed it for another image; someone attached it to this image."""
     scene.publish()
     of_another_image = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
-    artifact = ByKey(P256).sign(of_another_image)
-    scene.beside(artifact.kind, artifact.data)
+    attach(scene, of_another_image)
 
     assert "its subject is sha256:5555" in scene.refused()
     assert again(scene).exit_code == 0
@@ -127,8 +130,7 @@ def test_a_retraction_without_a_reason(scene: Scene) -> None:
     """An earlier version of `ls` ignored a retraction with an empty reason."""
     scene.publish()
     predicate = {"reason": " ", "when": WHEN}
-    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, predicate))
-    scene.beside(artifact.kind, artifact.data)
+    attach(scene, statement(TAG, scene.image.manifest, RETRACTION, predicate))
 
     assert "retracted at" in scene.refused()
     assert (listed(scene)["good"], listed(scene)["retracted"]) == (False, "no reason given")
@@ -138,9 +140,7 @@ def test_a_retraction_without_a_reason(scene: Scene) -> None:
 def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> None:
     """Even a later decision of the gate does not cancel it."""
     scene.publish()
-    signed_statement = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
-    artifact = ByKey(P256).sign(signed_statement)
-    scene.beside(artifact.kind, artifact.data)
+    attach(scene, retraction(TAG, scene.image.manifest, reason="crashes", when=when))
     assert again(scene, "--override", "tested manually").exit_code == 0
 
     assert "retracted at" in scene.refused()
@@ -149,11 +149,8 @@ def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> No
 def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
     """It counts even if a newer torchkiln wrote it in another format."""
     scene.publish()
-    signed_statement = statement(
-        TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"}
-    )
-    artifact = ByKey(P256).sign(signed_statement)
-    scene.beside(artifact.kind, artifact.data)
+    kind = "urn:torchkiln:retraction:2"
+    attach(scene, statement(TAG, scene.image.manifest, kind, {"because": "crashes"}))
 
     assert "retracted at" in scene.refused()
     assert isinstance(again(scene).exception, GateRefused)
@@ -216,9 +213,8 @@ def test_a_tag_moved_by_withdraw_is_signed(scene: Scene) -> None:
     scene.image = scene.publisher.build("2")
     newer = scene.publisher.signed(scene.publisher.report(scene.image))
     assert scene.publisher.publish(scene.target, "--report", newer, "--dated", "20261123").exit_code == 0
-    artifact = ByKey(P256).sign(publication(TAG, first.manifest, [f"{TAG}-20261120"]))
     scene.image = first
-    scene.beside(artifact.kind, artifact.data)
+    attach(scene, publication(TAG, first.manifest, [f"{TAG}-20261120"]))
     scene.there.manifests[f"{TAG}-20261120"] = scene.there.manifests[first.manifest]
     trusted = [word.replace("--key", "--trust") for word in scene.publisher.keys]
     key = ("--key", str(scene.publisher.folder / "publisher.pem"), *trusted, "--reason", "crashes")

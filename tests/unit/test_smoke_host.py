@@ -21,6 +21,7 @@ from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.runtimes.capture import OnLine
+from torchkiln.runtimes.command import Exited
 from torchkiln.smoke import hosts
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite
@@ -43,16 +44,6 @@ CHECKS = checks_of((0, "cpu_train"), (1, "one"), (2, "two"), (3, "bench"))
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The exit code and the output of the runner."""
-
-    code: int
-    stdout: bytes
-    stderr: bytes
-    timed_out: bool = False
-
-
-@dataclass(frozen=True)
 class Here:
     """A runtime without an image: it runs the words *before* and the command on this host, with *env*."""
 
@@ -63,7 +54,7 @@ class Here:
 
     def run(
         self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
-    ) -> Ended:
+    ) -> Exited:
         found = [
             next((word.replace(at, str(path)) for at, path in binds.items() if word.startswith(at)), word)
             for word in (*self.before, *argv)
@@ -71,7 +62,7 @@ class Here:
         done = subprocess.run(found, env=self.env, capture_output=True, check=False)
         for line in done.stdout.splitlines():
             on_line(line)
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return Exited(code=done.returncode, stdout=done.stdout, stderr=done.stderr, timed_out=False)
 
     def killed_for_memory(self) -> int:
         return 0

@@ -25,7 +25,7 @@ ORDER = (
     *("image", "driver", "GPUs", "/dev/shm", "memory", "NCCL", "cuDNN", "torch", "compiler"),
     *("files", "user", "services", "time"),
 )
-_SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
+SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
 
 
 @pytest.fixture

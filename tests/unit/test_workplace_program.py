@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from tests import inside
 from tests.fake_driver import fake_driver
 from tests.inside import PACKAGE, Place, dev, place
 from tests.needs import needs_gcc
+from tests.unit.test_workplace_doctor import ORDER, SHOWN
 from workplace import doctor, machine
 from workplace.machine import look, size, writable
 
@@ -100,13 +100,6 @@ def test_sizes_are_shown_in_readable_units(count: int) -> None:
     assert (unit == "GiB") is (count >= 1 << 30)
 
 
-ORDER = (
-    *("image", "driver", "GPUs", "/dev/shm", "memory", "NCCL", "cuDNN", "torch", "compiler"),
-    *("files", "user", "services", "time"),
-)
-_SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
-
-
 @pytest.fixture
 def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
@@ -157,7 +150,7 @@ def shown(text: str) -> list[dict[str, str]]:
     """The lines of the doctor's output as text."""
     found: list[dict[str, str]] = []
     for row in text.partition("\n\n")[0].splitlines():
-        if line := _SHOWN.fullmatch(row):
+        if line := SHOWN.fullmatch(row):
             found.append({"about": line[2], "state": line[1], "found": line[3], "remedy": ""})
         else:
             found[-1]["remedy"] = row.strip()
