@@ -5,35 +5,17 @@ Tests can then call the functions of workers. Builds are faster: a worker takes 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from tests.unpublished import locked_wheel
 from torchkiln.engine import wheel_layers
 from torchkiln.engine import worker as build_worker
-from torchkiln.model.lock import LockedWheel
-from torchkiln.model.recipe import ImagePython
-
-
-def task_of(wheel: Path, folder: Path, locked: LockedWheel | None = None, **more: Any) -> build_worker.Task:
-    """The task to make the layer of *wheel*, with a cache and the output in *folder*."""
-    return build_worker.Task(
-        slot=0,
-        inputs=(build_worker.WheelInput(wheel=locked or locked_wheel(wheel), path=wheel),),
-        cache=more.pop("cache", folder / "cache"),
-        python=ImagePython.of_base("3.11.2"),
-        interpreter=(sys.executable,),
-        out=folder / "out",
-        **more,
-    )
 
 
 @pytest.fixture(scope="module", autouse=True)

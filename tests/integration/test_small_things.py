@@ -15,6 +15,7 @@ from isal import igzip
 from pip._internal.models.index import PyPI
 
 from tests.engine.place import shared
+from tests.integration.test_articles import on_a_terminal
 from tests.needs import outward
 from tests.workplace import IMAGE, TAG, Container, Workplace
 from torchkiln.registry.reference import is_local
@@ -28,17 +29,8 @@ pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 def typed(container: Container, lines: str, *options: str) -> str:
     """The output of an interactive bash on a terminal for the typed *lines*."""
     shell = f"docker exec -it {' '.join(options)} {container.name} bash"
-    argv = ["script", "--quiet", "--return", "--command", shell, "/dev/null"]
-    done = subprocess.run(
-        argv,
-        input=f"{lines}\nexit\nexit\n",  # the second `exit` ends a shell that one of the lines started
-        env={**container.environ, "TERM": "xterm"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    return done.stdout
+    # The second `exit` ends a shell that one of the lines started.
+    return on_a_terminal(shell, container.environ, f"{lines}\nexit\nexit\n")
 
 
 @pytest.fixture(scope="module")

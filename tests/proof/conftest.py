@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.programs import run_program
 from tests.proof.headline import NAME, TAG
 from tests.proof.publication import publication, pulled
 from torchkiln.model.lock import LockedCell
@@ -37,9 +38,7 @@ def build(
     """
     command = [*under, sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1", "--json"]
     environ = dict(os.environ) | ({"TORCHKILN_CACHE": str(cache)} if cache else {})
-    done = subprocess.run(
-        [*command, "--output", str(output), *arguments], env=environ, cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_program([*command, "--output", str(output), *arguments], env=environ, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -70,7 +69,7 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str], room: None) -> I
         "--engine",
         "docker",
     ]
-    done = subprocess.run(command, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
+    done = run_program(command, env=dict(engine), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     # No test builds the image again, so its build cache is deleted; the image remains.
     prune = ["docker", "builder", "prune", "--all", "--force"]
@@ -84,7 +83,7 @@ def free_images(engine: Mapping[str, str]) -> None:
 
     def docker(*words: str) -> str:
         command = ["docker", *words]
-        return subprocess.run(command, env=dict(engine), capture_output=True, text=True, check=False).stdout
+        return run_program(command, env=dict(engine)).stdout
 
     names = docker("image", "inspect", "--format", "{{range .RepoTags}}{{println .}}{{end}}", NAME).split()
     docker("image", "rm", "--force", NAME, *names)
@@ -105,7 +104,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def unpacked(image: dict[str, Any]) -> Iterator[Path]:
     """The headline image's root file system in the cache (6 GB), for all modules that run in this process."""
     argv = [sys.executable, str(ROOT / "build.py"), "run", "--no-entrypoint", "--output", image["layout"]]
-    done = subprocess.run([*argv, image["ref"], "--", "true"], cwd=ROOT, capture_output=True, text=True)
+    done = run_program([*argv, image["ref"], "--", "true"], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     folder = cache_root() / "rootfs" / image["digest"].removeprefix("sha256:")
     yield folder

@@ -10,7 +10,6 @@ import io
 import json
 import marshal
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.needs import nightly
+from tests.programs import run_program
 from tests.proof.headline import SITE, TAG
 from torchkiln.util.places import ROOT
 
@@ -108,9 +108,7 @@ def test_an_edited_file_with_edited_record_and_byte_code_is_named(
     )
 
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "run", TAG, "--only", "lock", "--json"]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path / "dist")], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_program([*command, "--output", str(tmp_path / "dist")], cwd=ROOT)
 
     assert done.returncode == 10, done.stderr
     [check] = json.loads(done.stdout)["checks"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
 from tests.needs import give_up, nightly
+from tests.programs import run_program
 from tests.proof.headline import TAG
 from torchkiln.util.places import ROOT
 
@@ -25,9 +25,7 @@ def cluster(image: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     """A cluster with the bundle of the real image; 13 GB while the module runs."""
     folder = tmp_path_factory.mktemp("slurm")
     argv = [sys.executable, str(ROOT / "build.py"), "smoke", TAG, "--output", image["layout"]]
-    done = subprocess.run(
-        [*argv, "--bundle", str(folder / "bundle")], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_program([*argv, "--bundle", str(folder / "bundle")], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     for file in ("slurm/train.sbatch", "train/train.py"):
         shutil.copy(ROOT / "deploy" / file, folder)

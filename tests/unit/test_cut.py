@@ -20,8 +20,9 @@ import pytest
 
 from tests.cut_libraries import LIBRARY, SM_80, SM_90, UNKNOWN, code, expected, same, with_code
 from tests.layers import SCHEME, as_locked, layer_of, pretended_code, sha256, tree_of_layer
-from tests.pool_worker import pool_worker, task_of
+from tests.pool_worker import pool_worker
 from tests.programs import run_program
+from tests.unit.test_recorded import task_of
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.device_code.fatbin import Span

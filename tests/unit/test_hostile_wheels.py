@@ -14,9 +14,9 @@ import pytest
 
 from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, table
 from tests.layers import add, layer_of, sha256
-from tests.pool_worker import task_of
 from tests.programs import run_program
 from tests.realpip import RealPip, agree
+from tests.unit.test_recorded import task_of
 from tests.unit.test_wheel_against_pip import pip
 from tests.unpublished import locked_wheel
 from tests.wheels import write_wheel

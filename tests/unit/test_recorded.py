@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,15 +17,16 @@ from hypothesis import strategies as st
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.layers import tree_of_layer
-from tests.pool_worker import pool_worker, task_of
-from tests.unpublished import FakeIndex
+from tests.pool_worker import pool_worker
+from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engine.image import BuildResult
 from torchkiln.engine.known import known_layers
-from torchkiln.engine.worker import make_layer
+from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.lock import LockedWheel
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel import content, splice
@@ -54,6 +57,19 @@ SPEC = WheelSpec(
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wheel(SPEC, tmp_path_factory.mktemp("wheel"))
+
+
+def task_of(wheel: Path, folder: Path, locked: LockedWheel | None = None, **more: Any) -> Task:
+    """The task to make the layer of *wheel*, with a cache and the output in *folder*."""
+    return Task(
+        slot=0,
+        inputs=(WheelInput(wheel=locked or locked_wheel(wheel), path=wheel),),
+        cache=more.pop("cache", folder / "cache"),
+        python=ImagePython.of_base("3.11.2"),
+        interpreter=(sys.executable,),
+        out=folder / "out",
+        **more,
+    )
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from smoke_tests.expected import expected
 from tests.planned import ROOT
+from tests.programs import run_program
 
 TORCH = """
 __version__ = "2.15.0+cu132"
@@ -30,11 +31,9 @@ def imported(folder: Path, modules: dict[str, str]) -> subprocess.CompletedProce
     """The result of the probe, for *modules* in place of the real packages."""
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(code)
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-B", str(ROOT / "smoke_tests/probes/imports.py")],
         env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
     )
 
 
