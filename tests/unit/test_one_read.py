@@ -163,7 +163,7 @@ def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
     """If these files are replaced or deleted later, nothing changes."""
     policy = publisher.folder / "policy.yaml"
     text = Path("matrix.yaml").read_text()
-    policy.write_text(text.replace("keys: []", "keys: [lab.pub.pem]"))
+    policy.write_text(text.replace("keys: []", 'keys: ["laboratory=lab.pub.pem"]'))
     image = open_layout(publisher.layout).image(TAG)
     good = publisher.signed(publisher.report(image))
     bad = publisher.report(image, found("cuda", "failed", "is 0"), verdict="fail")

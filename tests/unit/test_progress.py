@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -152,7 +151,7 @@ def test_equal_digests_are_not_read(layout: Path, monkeypatch: pytest.MonkeyPatc
 def test_packages_of_a_base_are_counted() -> None:
     """The progress is the number of configured packages, out of all packages that apt has announced."""
     seen = Recorded()
-    mmdebstrap._listen(io.BytesIO(OUTPUT.encode()), deque(maxlen=9), Reporting(observer=seen))
+    mmdebstrap._listen(OUTPUT.splitlines(), deque(maxlen=9), Reporting(observer=seen))
 
     assert (seen.totals, seen.done) == ({"packages": 50}, {"packages": 50})
 
@@ -160,7 +159,7 @@ def test_packages_of_a_base_are_counted() -> None:
 def test_a_base_build_prints_a_few_lines() -> None:
     lines: list[str] = []
     report = Reporting(say=lines.append, observer=LogLines(lines.append))
-    mmdebstrap._listen(io.BytesIO(OUTPUT.encode()), deque(maxlen=9), report)
+    mmdebstrap._listen(OUTPUT.splitlines(), deque(maxlen=9), report)
 
     assert lines[0] == "installing essential packages..."
     assert lines[-1] == "packages configured: 50 of 50"
@@ -171,7 +170,7 @@ def test_a_base_build_prints_a_few_lines() -> None:
 def test_a_base_build_draws_a_bar_on_a_terminal() -> None:
     """No number is cut off at 60 columns, even if a second bar shows bytes."""
     program = """
-import io, sys, time
+import sys, time
 from collections import deque
 from torchkiln.base import mmdebstrap
 from torchkiln.cli.shared.console import progress
@@ -179,7 +178,7 @@ from torchkiln.model.progress import Reporting
 with progress(quiet=False) as seen:
     seen.begin("download", "nvidia_cublas_cu12-12.6.4.1-py3-none-manylinux2014_x86_64.whl", 393_100_000)
     seen.advance("download", "nvidia_cublas_cu12-12.6.4.1-py3-none-manylinux2014_x86_64.whl", 123_456_789)
-    mmdebstrap._listen(io.BytesIO(sys.argv[1].encode()), deque(maxlen=9), Reporting(observer=seen))
+    mmdebstrap._listen(sys.argv[1].splitlines(), deque(maxlen=9), Reporting(observer=seen))
 """
     screen = on_terminal(program, OUTPUT, width=60, module=False)
     assert screen.code == 0

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -286,7 +286,7 @@ def running(
         stack.enter_context(_watched(process.pid))
         assert process.stdout is not None
         assert process.stderr is not None
-        listener = threading.Thread(target=_listen, args=(process, last, report), daemon=True)
+        listener = threading.Thread(target=_listen, args=(_lines(process), last, report), daemon=True)
         listener.start()
         try:
             yield process.stdout
@@ -334,9 +334,9 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
     _kill(process)
 
 
-def _listen(process: subprocess.Popen[bytes], last: deque[str], report: Reporting) -> None:
-    """Read mmdebstrap's stderr: keep its last lines, and report its steps and the packages."""
-    for line in _lines(process):
+def _listen(lines: Iterable[str], last: deque[str], report: Reporting) -> None:
+    """Read *lines* of mmdebstrap: keep the last ones, and report its steps and the packages."""
+    for line in lines:
         if line:
             last.append(line)
         # apt announces the essential packages of a base first, and the others after these are configured.
