@@ -146,7 +146,24 @@ def _only_variant(torch: str, variant: str):
         ("GB200", "GB200", "10.0"),
         ("H20", "H20", "9.0"),
         ("A10G", "A10", "8.6"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "RTX 4000 Ada", "8.9"),
+        ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada", "8.9"),
+        ("NVIDIA RTX PRO 4000 Blackwell SFF Edition", "RTX PRO 4000 Blackwell", "12.0"),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", "RTX 3050", "8.6"),
+        ("NVIDIA RTX A500 Laptop GPU", "RTX A500", "8.6"),
+        ("T400", "T400", "7.5"),
+        ("NVIDIA T1000 8GB", "T1000", "7.5"),
+        ("NVIDIA GeForce MX450", "MX450", "7.5"),
+        ("NVIDIA GeForce MX570", "MX570", "8.6"),
+        ("Quadro RTX 5000 with Max-Q Design", "Quadro RTX 5000", "7.5"),
+        ("P4000", "Quadro P4000", "6.1"),
+        ("NVIDIA TITAN X (Pascal)", "TITAN X Pascal", "6.1"),
+        ("NVIDIA GeForce GTX TITAN X", "GTX TITAN X", "5.2"),
+        ("GRID A100-10C", "A100", "8.0"),
         ("9.0", "9.0", "9.0"),
+        ("compute_90", "9.0", "9.0"),
+        ("compute_120", "12.0", "12.0"),
+        ("SM90a", "9.0", "9.0"),
         ("sm_90", "9.0", "9.0"),
         ("13.0", "13.0", "13.0"),
     ],
@@ -156,20 +173,27 @@ def test_gpu_names_of_users_and_drivers(text: str, name: str, capability: str):
     assert (gpu.name, gpu.kind.capability) == (name, capability)
 
 
-@pytest.mark.parametrize("text", ["T400", "A2000", "6000", "RTX 6000", "P4000", "L400"])
+@pytest.mark.parametrize("text", ["T40", "A20", "6000", "RTX 6000", "RTX 5000", "RTX 4000", "TITAN X", "P40000", "L400", "sm_9"])
 def test_a_number_is_not_the_beginning_of_another(text: str):
-    """A T400 is not a T4, and the name "RTX 6000" exists in two generations."""
+    """A T40 is not a T4, and the name "RTX 6000" exists in two generations."""
     with pytest.raises(ConfigError, match="unknown GPU"):
         parse_gpus([text], FACTS)
 
 
 @pytest.mark.parametrize(
-    "text", ["Jetson", "Jetson Nano", "NVIDIA Jetson AGX Orin", "AGX Xavier", "Jetson T5000"]
+    "text", ["Jetson", "Jetson Nano", "NVIDIA Jetson AGX Orin", "Orin (nvgpu)", "AGX Xavier", "Jetson T5000"]
 )
 def test_a_jetson_is_not_served(text: str):
     choice = _pick("580", text)
     assert choice.runs == ()
     assert choice.host[0].endswith("is not supported: Jetsons are aarch64; the images are for x86_64")
+
+
+@pytest.mark.parametrize("text", ["8.7", "sm_87", "compute_110", "12.1"])
+def test_a_capability_that_only_arm_hosts_have_is_not_served(text: str):
+    choice = _pick("580", text)
+    assert choice.runs == ()
+    assert choice.host[0].endswith("needs an aarch64 host; the images are for x86_64")
 
 
 @pytest.mark.parametrize("name", NAMES)

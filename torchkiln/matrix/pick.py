@@ -36,8 +36,10 @@ SENTENCES = {
     "other-index": "needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)",
 }
 
-_BRAND = {"nvidia", "geforce", "tesla"}  # optional words in the names of GPUs
-_SERIES = {"rtx", "gtx"}  # optional: "3090", "A6000"
+_BRAND = {"nvidia", "geforce", "tesla", "grid", "sff"}  # optional words in the names of GPUs
+_SERIES = {"rtx", "gtx", "quadro"}  # optional: "3090", "A6000"
+_WHOLE = {"rtx", "titan"}  # not optional before these: "RTX 6000" is not "Quadro RTX 6000"
+_CODE = re.compile(r"(?:sm|compute)[ _-]?(\d+)(\d)[af]?")  # of a capability
 _JETSON = {"jetson", "orin", "xavier", "thor", "tegra"}  # words in the names of NVIDIA's ARM modules
 
 
@@ -101,7 +103,7 @@ def parse_driver(text: str) -> DriverVersion:
 
 
 def parse_gpus(texts: Iterable[str], facts: Facts, *, option: str = "--gpu") -> tuple[Gpu, ...]:
-    """*texts*, each a GPU's name ("NVIDIA GeForce RTX 3090", "3090"), or a capability ("9.0", "sm_90").
+    """*texts*, each a GPU's name ("NVIDIA GeForce RTX 3090", "3090"), or a capability ("9.0", "compute_90").
 
     :param option: the option with these values, for the error.
     :raises ConfigError: lists all unknown names, each with the nearest known ones.
@@ -156,7 +158,8 @@ def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
 
 def refused(gpu: Gpu) -> Literal["jetson", "aarch64", ""]:
     """Why no image runs on a host with *gpu*, as a key of SENTENCES; empty: images may run."""
-    return "jetson" if gpu.jetson else "aarch64" if gpu.name in gpu.kind.aarch64 else ""
+    of_arm = gpu.name in (*gpu.kind.aarch64, gpu.kind.capability if not gpu.kind.x86_names else "")
+    return "jetson" if gpu.jetson else "aarch64" if of_arm and gpu.kind.names else ""
 
 
 def _say(sentence: str, **values: object) -> str:
@@ -197,11 +200,10 @@ def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu
 
 
 def _by_capability(text: str, facts: Facts) -> Gpu | None:
-    if sm := re.fullmatch(r"sm_(\d+)(\d)", text.strip()):
-        text = f"{sm[1]}.{sm[2]}"
-    if not re.fullmatch(r"\d+\.\d", text.strip()):
+    code = _CODE.fullmatch(text.strip().lower())
+    capability = f"{code[1]}.{code[2]}" if code else text.strip()
+    if not re.fullmatch(r"\d+\.\d", capability):
         return None
-    capability = text.strip()
     unknown = GpuClass(capability=capability, names=(), first_branch=None, last_branch=None, aarch64=())
     kind = next((kind for kind in facts.gpus if kind.capability == capability), unknown)
     return Gpu(name=capability, kind=kind)
@@ -234,7 +236,7 @@ def _jetson(text: str) -> Gpu | None:
 def _spellings(name: str) -> list[list[str]]:
     """The words of *name*; for "RTX 3090" also those of "3090"."""
     words = _words(name)
-    return [words, words[1:]] if words[0] in _SERIES and len(words) > 1 else [words]
+    return [words, words[1:]] if words[0] in _SERIES and words[1] not in _WHOLE else [words]
 
 
 def _words(name: str) -> list[str]:
