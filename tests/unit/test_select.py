@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND, answer
+from tests.planned import FACTS, MATRIX, NATIVE_FIRST, ROOT, WITHOUT_BEYOND, answer
+from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix.matrix import Aliases, Bound, Matrix
+from torchkiln.matrix.pasted import Option, as_selection, plain
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, all_cells, select
 from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
@@ -50,6 +53,45 @@ def test_an_unknown_torch_is_reported_without_its_cuda():
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.77",), cuda=("12.1",))
     assert caught.value.message == "--torch 2.77: not in the matrix; nearest: 2.7.1"
+
+
+@pytest.mark.parametrize(
+    ("option", "texts", "version"),
+    [
+        ("torch", "2.7 v2.7 V2.7 torch==2.7 torch=2.7 torch-2.7 pytorch-v2.7 torch==2.7.*", "2.7"),
+        (
+            "torch",
+            "2.7.1+cu126 torch==2.7.1+cu126 torch-2.7.1+cu126-cp311-cp311-linux_x86_64.whl",
+            "2.7.1+cu126",
+        ),
+        ("cuda", "12.6 cu126 cu12.6 CUDA12.6 cuda-12.6 v12.6 V12.6.85 12.6.3", "12.6"),
+        ("python", "3.11 3.11.9 py311 cp311 python3.11", "3.11"),
+    ],
+)
+def test_versions_in_the_forms_that_people_paste(option: Option, texts: str, version: str):
+    assert {plain(option, text) for text in texts.split()} == {version}
+
+
+@pytest.mark.parametrize("text", ["torch>=2.7", "2.7.1+cpu", "torchvision==0.22", "latest", "2.7.1-cuda12.1"])
+def test_what_names_no_version_stays(text: str):
+    assert plain("torch", text) == text
+    assert as_selection(text) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "cells"),
+    [
+        (("2.7.1+cu126",), {}, [("2.7.1", "12.1")]),  # the build of this cell's wheel
+        (("2.7", "cu121"), {}, [("2.7.1", "12.1")]),
+        (("torch==2.7.1",), {"cuda": ("12.6",)}, [("2.7.1", "12.1")]),
+        ((), {"torch": ("v2.7,torch==2.6.0",), "cuda": ("12.1",)}, [("2.6.0", "12.1"), ("2.7.1", "12.1")]),
+    ],
+)
+def test_a_version_selects_cells(
+    names: tuple[str, ...], options: dict[str, Any], cells: list[tuple[str, str]]
+):
+    chosen = CellOptions(matrix_file=ROOT / "matrix.yaml", names=names, **options)
+    assert [(cell.torch, cell.cuda) for cell in chosen.cells(must_name=True)[0]] == cells
 
 
 def test_a_prefix_ends_at_a_dot():

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -24,6 +24,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, load
+from torchkiln.matrix.pasted import plain
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.sentences import reason
 from torchkiln.model.cell import Cell, Resolution
@@ -226,13 +227,14 @@ repository: pytorch-cuda
 """
 
 
-def _matching(option: str, wanted: str | None, known: Sequence[str]) -> list[str]:
+def _matching(option: Literal["torch", "cuda"], wanted: str | None, known: Sequence[str]) -> list[str]:
     """The *known* versions that are *wanted* or begin with it, newest first.
 
     :raises ConfigError: there is none.
     """
     ordered = sorted(known, key=numbers, reverse=True)
-    found = [each for each in ordered if wanted is None or f"{each}.".startswith(f"{wanted}.")]
+    start = f"{plain(option, wanted).partition('+')[0]}." if wanted else ""
+    found = [each for each in ordered if f"{each}.".startswith(start)]
     if not found:
         near = ", ".join(nearest(str(wanted)[:40], ordered) or ordered)
         raise ConfigError(f"--{option} {wanted}: unknown version", hint=f"nearest: {near}")

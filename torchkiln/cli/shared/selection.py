@@ -16,9 +16,10 @@ from torchkiln.matrix import cuda_redist, facts, matrix
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.pasted import as_selection, select_pasted
 from torchkiln.matrix.resolve import require_buildable, resolve
-from torchkiln.matrix.select import Selection, select
-from torchkiln.matrix.tags import cell_named, tag_of
+from torchkiln.matrix.select import Selection
+from torchkiln.matrix.tags import cell_named, find_cell, tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 
@@ -92,11 +93,20 @@ class CellOptions:
         """
         matrix, facts = self.grid()
         several = len(matrix.pairs) > 1 and not self.lockable
-        found = tuple(cell_named(tag_named(name), matrix, facts) for name in self.names)
-        if not self.names:
-            found = select(self.selection(), matrix, must_name=must_name and several)
-        elif self.torch or self.cuda or self.every:
-            found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
+        named, selection = [], self.selection()
+        for name in self.names:
+            version = None if Path(name).exists() or find_cell(name, matrix, facts) else as_selection(name)
+            if version:
+                selection = replace(
+                    selection, torch=selection.torch + version.torch, cuda=selection.cuda + version.cuda
+                )
+            else:
+                named.append(cell_named(tag_named(name), matrix, facts))
+        found = tuple(named)
+        if not found:
+            found = select_pasted(selection, matrix, facts, must_name=must_name and several)
+        elif selection.torch or selection.cuda or self.every:
+            found = tuple(dict.fromkeys((*found, *select_pasted(selection, matrix, facts))))
         elif self.flavor or self.os_names or self.python or self.kept_gpus or self.own_use:
             raise ConfigError(
                 "--flavor, --os, --python and --gpus cannot be used with a TAG",
