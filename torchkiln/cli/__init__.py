@@ -25,7 +25,8 @@ from torchkiln.errors import BuildFailed, ConfigError, KilnError, ToolMissing, p
 from torchkiln.util.places import HOW_TO_INSTALL
 
 INTERRUPTED = 130
-_OWN = ("--help", "-h", "--version")  # options of torchkiln itself
+_VERSION = ("--version", "-V", "-v")
+_OWN = ("--help", "-h", *_VERSION)  # options of torchkiln itself
 _SUMMARY = 60  # characters of a command's description in a shell
 TERMINATED = 128 + signal.SIGTERM
 # Parts of the error messages of Python and the dynamic loader when memory runs out.
@@ -75,6 +76,8 @@ class Commands(click.Group):
         completing = ctx.resilient_parsing and not args  # the shell completes the name of a command
         if not completing and (not args or (args[0].startswith("-") and args[0] not in _OWN)):
             args = ["build", *args]
+        if "help" in args[:2]:  # `help build`, `project help`
+            args = [*(word for word in args if word != "help"), "--help"]
         now = EARLIER.get(args[0]) if args else None
         words = [*now, *args[1:]] if now else as_project(args)
         if words != args:
@@ -108,7 +111,7 @@ def _docstring(module: str, function: str) -> str | None:
 @click.command(
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(__version__, prog_name="torchkiln")
+@click.version_option(__version__, *_VERSION, prog_name="torchkiln")
 def torchkiln() -> None:
     """Build, test and publish PyTorch GPU container images. The default command is build.
 
@@ -174,6 +177,8 @@ class _SignalHandler:
 
 def _run(args: list[str] | None, signals: _SignalHandler) -> int:
     """Run the command, print its error if it fails, and return the exit code."""
+    words = sys.argv[1:] if args is None else args
+    terminal.AS_JSON.set("--json" in words and words[0] != "run")  # the words of `run` are of its COMMAND
     try:
         result: Any = torchkiln.main(
             args=args, prog_name=program(), standalone_mode=False, color=terminal.color()
@@ -183,7 +188,8 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
         return error.exit_code
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f"see: {context.command_path} --help" if context else ""
+        path = f"torchkiln{context.command_path.removeprefix(program())}" if context else ""
+        hint = f"see: {path} --help" if context else ""
         terminal.print_error(_sentence(error.format_message()), hint)
         return error.exit_code
     except click.exceptions.Exit as leave:

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import click
 
+from torchkiln.cli.shared.terminal import say
+
 WHOLE = 10_000  # characters: click cuts a help text at a word only beyond this length
+
+
+#: Names that other tools give to a command.
+_SYNONYMS = {
+    "clean": "prune",
+    "clear": "prune",
+    "purge": "prune",
+    "gc": "prune",
+    "ls": "show",
+    "list": "show",
+}
 
 
 class Group(click.Group):
     """A group whose help shows the whole first sentence of each command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        same = _SYNONYMS.get(args[0], "")
+        if args[0] not in self.commands and same in self.commands:
+            say(f"`{ctx.info_name} {args[0]}` is `torchkiln {ctx.info_name} {same}`")
+            args = [same, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [

@@ -6,10 +6,12 @@ as `python build.py COMMAND`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +20,8 @@ import click
 from torchkiln.cli.commands import COMMANDS
 from torchkiln.errors import printable
 
+#: Whether the command prints JSON: then errors are JSON, too.
+AS_JSON: ContextVar[bool] = ContextVar("AS_JSON", default=False)
 _COMMAND = re.compile(rf"(?<![\w./-])torchkiln (?=(?:{'|'.join(COMMANDS)})(?![\w-]))")
 
 
@@ -74,7 +78,11 @@ def say(line: str, of: str = "torchkiln") -> None:
 
 
 def print_error(message: str, hint: str = "") -> None:
-    """Print an error on stderr, and what to do about it."""
+    """Print an error on stderr, and what to do about it; as one JSON object if AS_JSON is set."""
+    if AS_JSON.get():
+        texts = {"error": printable(as_typed(message)), "hint": printable(as_typed(hint))}
+        click.echo(json.dumps(texts), err=True)
+        return
     hints = [(click.style("hint: ", fg="yellow"), hint)] if hint else []
     for title, text in [(click.style("error: ", fg="red", bold=True), message), *hints]:
         click.echo(title + printable(as_typed(text)), err=True, color=color())
