@@ -13,6 +13,7 @@ import re
 import stat
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -38,6 +39,7 @@ METRICS = {
     "torchkiln_gpu_power_limit_watts": "power limit in force",
     "torchkiln_gpu_temperature_celsius": "temperature of the GPU chip",
     "torchkiln_training_step": "last step in the log",
+    "torchkiln_training_step_age_seconds": "time since this step was written; grows if the run hangs or died",
     "torchkiln_training_loss": "loss of this step",
     "torchkiln_training_loss_scale": "loss scale of the gradient scaler at this step; 1 without a scaler",
     "torchkiln_training_samples_per_second": "samples per second of all processes",
@@ -163,20 +165,27 @@ class TrainingLog:
 
     def __init__(self, path):
         self.path, self._file, self._rest = path, None, b""
-        self._last, self._warnings = {}, 0
+        self._last, self._warnings, self._written, self._changed = {}, 0, 0.0, 0.0
 
     def samples(self):
         """Read the new lines; the samples of the last step, and the number of warnings since the start."""
         for line in self._added():
             self._warnings += bool(_WARNING.search(line))
-            self._last = _step(line) or self._last
-        found = {**self._last, "torchkiln_nccl_warnings_total": self._warnings}
+            if step := _step(line):
+                self._last, self._written = step, self._changed
+        age = (
+            {"torchkiln_training_step_age_seconds": max(0.0, time.time() - self._written)}
+            if self._last
+            else {}
+        )
+        found = {**self._last, **age, "torchkiln_nccl_warnings_total": self._warnings}
         return [(name, {"log": self.path}, value) for name, value in found.items()] if self._file else []
 
     def _added(self):
         """The complete lines that were added since the last call."""
         try:
             now = os.stat(self.path)
+            self._changed = now.st_mtime
             if self._file and (
                 not os.path.samestat(now, os.fstat(self._file.fileno())) or self._shorter(now)
             ):

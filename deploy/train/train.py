@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 
 
 def main() -> None:
@@ -26,13 +27,21 @@ def main() -> None:
     ddp = torch.nn.parallel.DistributedDataParallel
     model = ddp(torch.nn.Linear(1, 1).to(device), device_ids=[local] if with_gpus else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for _ in range(steps):
+    losses, began, every = [], time.perf_counter(), max(1, steps // 10)
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()  # averages the gradients of all processes
         optimizer.step()
         losses.append(loss.item())
+        if rank == 0 and step % every == 0:  # a line that deploy/monitoring/exporter.py --log reads
+            memory = torch.cuda.max_memory_allocated() / 2**30 if with_gpus else 0
+            speed = step * len(x) * ranks / (time.perf_counter() - began)
+            last = losses[-1]
+            print(
+                f"step {step:5}  loss {last:.4f}  scale 1  {memory:.2f} GiB  {speed:.0f} samples/s",
+                flush=True,
+            )
 
     if rank == 0:
         nodes = os.environ["GROUP_WORLD_SIZE"]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy_page import PAGE, blocks
 from tests.engine.registry import free_port
@@ -112,6 +113,7 @@ def test_the_log_of_a_training_run(tmp_path: Path) -> None:
     with serving({"PATH": "/bin"}, "--log", str(log)) as address:
         assert of_logs(address) == {}
         log.write_text(f"loading\n{STEP.format(10)}{WARNING}{STEP.format(20)[:15]}")
+        os.utime(log, (time.time() - 4000,) * 2)
         found = of_logs(address)
         with log.open("a") as file:
             file.write(STEP.format(20)[15:] + WARNING)
@@ -120,6 +122,9 @@ def test_the_log_of_a_training_run(tmp_path: Path) -> None:
         (tmp_path / "next").replace(log)
         replaced = of_logs(address)
 
+    # A hung or killed run leaves its last line; a running one is younger.
+    ages = [float(each.pop("training_step_age_seconds")) for each in (found, later)]
+    assert ages[0] > 3600 > 60 > ages[1]
     assert found == {
         "training_step": "10.0",
         "training_loss": "8.5",
@@ -266,6 +271,26 @@ def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
     assert found == {"0": "60", "1": "61"}
     of_each = {query: 2 if query.startswith("torchkiln_gpu_") else 1 for query in queries()}
     assert shown == of_each
+
+
+def test_the_example_of_the_manifests_prints_what_the_exporter_reads(tmp_path: Path) -> None:
+    """The line of deploy/train/train.py, with values in place of its expressions."""
+    [line] = re.findall(r'f"(step .*samples/s)"', (ROOT / "deploy/train/train.py").read_text())
+    log = tmp_path / "log"
+    log.write_text(re.sub(r"\{[^}]*\}", "7", line) + "\n")
+    done = subprocess.run(
+        [*EXPORTER, "--once", "--log", str(log)], capture_output=True, text=True, check=True
+    )
+    assert f'torchkiln_training_step{{log="{log}"}} 7.0\n' in done.stdout
+
+
+def test_the_restarts_of_the_job_are_those_of_the_page() -> None:
+    """`backoffLimit` counts failed pods, and one failure fails all of them."""
+    job = yaml.safe_load((ROOT / "deploy/kubernetes/nodes/job.yaml").read_text())["spec"]
+    assert job["backoffLimit"] == 4 * job["completions"] == 4 * job["parallelism"] == 8
+    assert (
+        "8 allows four restarts of two nodes; for N nodes write 4·N" in (ROOT / "docs/deploy.md").read_text()
+    )
 
 
 def queries() -> list[str]:

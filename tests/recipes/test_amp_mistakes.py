@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import textwrap
 from typing import Any
 
@@ -190,6 +191,17 @@ def test_the_rate_of_parts_of_a_batch() -> None:
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)
+    for name in ("Adam", "AdamW"):
+        code = f"""
+start = model.weight.detach().clone()
+def moved(rate, gradient):
+    weight = nn.Parameter(start.clone())
+    weight.grad = gradient
+    torch.optim.{name}([weight], lr=rate, weight_decay=0).step()
+    return float((weight.detach() - start).norm())
+result = moved(rate, model.weight.grad) / moved(base_rate, whole)
+"""
+        assert scene("wrong", "rate", PARTS, code) == pytest.approx(2.0, rel=1e-3)
 
 
 def test_the_rate_of_a_larger_batch() -> None:
@@ -266,6 +278,15 @@ def test_ddp_without_a_sampler() -> None:
     assert sorted(first + second) == list(range(32))
 
 
+def test_a_lower_init_scale_grows_slowly() -> None:
+    scaler = "torch.amp.GradScaler('cpu', init_scale=512)"
+    code = f"a, b = torch.amp.GradScaler('cpu'), {scaler}\nresult = [a._init_scale, b.get_growth_interval()]"
+    scale, interval = result_of(START + code)
+    assert (scale, interval) == (65536, 2000)
+    assert "from 512 it needs 14,000 steps to reach the default, 65,536" in PAGE
+    assert 512 * 2 ** (14000 / interval) == scale
+
+
 def test_fp32_is_two_baselines() -> None:
     """By default, one switch is off and one is on; the page's figures are those of a committed report."""
     flags = "[torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]"
@@ -287,6 +308,12 @@ def test_a_comment_after_a_line_continuation() -> None:
     with pytest.raises(SyntaxError, match="unexpected character after line continuation"):
         compile(CODE["wrong", "continuation"], "page", "exec")
     compile(CODE["right", "continuation"], "page", "exec")
+    [line] = re.findall(r"`(--fp16 \\ # .*?)`", PAGE)
+    done = subprocess.run(
+        ["bash", "-c", f"printf '[%s]' {line}\n--next"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[--fp16][ #][mixed][precision]"
+    assert "--next: command not found" in done.stderr
 
 
 def test_each_section_has_both_versions() -> None:
