@@ -66,6 +66,14 @@ class Unresolvable(KilnError):
     exit_code = 4
 
 
+class OnlySource(Unresolvable):
+    """The index has no wheel of the packages *names* for the image, only source code."""
+
+    def __init__(self, names: Iterable[str], why: str) -> None:
+        self.names = tuple(names)
+        super().__init__(f"{', '.join(self.names)}: no wheel for this image, only source code:\n{why}")
+
+
 class Stale(KilnError):
     """A generated file or a lock does not match the files and settings that it was made from."""
 

@@ -243,6 +243,30 @@ def files_below(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
+def test_a_project_in_a_folder_without_a_matrix(
+    installed: Installed, index: IndexServer, tmp_path: Path
+) -> None:
+    """The first recipe of docs/projects.md: torchkiln's own matrix; the locks are in the current folder."""
+    folder, site = tmp_path / "trial", files_below(installed.site / "torchkiln")
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("filelock\n")
+    environ = {
+        "TORCHKILN_CACHE": str(tmp_path / "cache"),
+        "UV_DEFAULT_INDEX": index.url("default"),
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    tag = "2.7.1-cuda12.1-cudnn9-runtime"
+    for words in (("--torch", "2.7", "--cuda", "12.1"), (), ("--check",)):
+        done = installed.kiln("project", "lock", ".", *words, folder=folder, **environ)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ("" if "--check" in words else "trial\n")
+    assert {path.name for path in folder.iterdir()} == {"requirements.txt", "torchkiln.lock.json", "images"}
+    assert (folder / "images" / tag / "lock.json").is_file()
+    added = installed.kiln("matrix", "add", "torch", "newest", "--write", folder=folder, **environ)
+    assert (added.returncode, "matrix.yaml: No such file" in added.stderr) == (2, True)
+    assert files_below(installed.site / "torchkiln") == site
+
+
 def test_a_project_is_in_its_own_folder(built: Project) -> None:
     """The folder contains only the project and the layout; the base's lock is beside the other locks."""
     assert {path.name for path in built.folder.iterdir()} == {

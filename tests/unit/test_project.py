@@ -21,6 +21,7 @@ from torchkiln.cli.shared import options
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Unresolvable
 from torchkiln.matrix.matrix import load as load_matrix
 from torchkiln.matrix.matrix import read
+from torchkiln.matrix.pick import parse_driver, parse_gpus
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
@@ -118,6 +119,19 @@ def test_the_newest_lockable_cell_of_the_named_versions(
 ) -> None:
     cell = first_cell(FACTS, torch, cuda).cell
     assert (cell.torch, cell.cuda) == expected
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpu", "cell"),
+    [
+        ("535", "A100", ("2.10.0", "12.8")),
+        ("580.65.06", "NVIDIA H100 80GB HBM3", ("2.15.0", "13.2")),
+        ("535", "P100", ("2.7.1", "12.6")),
+    ],
+)
+def test_init_for_a_host(driver: str, gpu: str, cell: tuple[str, str]) -> None:
+    found = first_cell(FACTS, None, None, (parse_driver(driver), parse_gpus([gpu], FACTS))).cell
+    assert (found.torch, found.cuda) == cell
 
 
 @pytest.mark.parametrize(

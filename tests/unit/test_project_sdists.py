@@ -142,10 +142,11 @@ def test_only_what_is_named_is_built(scene: Scene) -> None:
     scene.put("unnamed", "1.0")
     code, messages = scene.fails("unnamed\n")
     assert code == 4
-    assert 'have it built in a sandbox (build = ["NAME"])' in messages
+    assert 'to have it built in a sandbox, write build = ["unnamed"] into torchkiln.toml' in messages
     assert scene.builder.built == []
     scene.settings('build = ["other"]\n')
-    assert scene.fails("unnamed\n")[0] == 4
+    code, messages = scene.fails("unnamed\n")
+    assert (code, 'write build = ["other", "unnamed"] into' in messages) == (4, True)
     assert scene.builder.built == []
 
 

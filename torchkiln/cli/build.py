@@ -29,7 +29,7 @@ from torchkiln.cli.shared.options import (
     smoke_option,
     vault_option,
 )
-from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.errors import ConfigError, KilnError
@@ -81,7 +81,7 @@ class _Tests:
 
 
 @click.command()
-@cell_selection
+@own_cell_selection
 @images_folder
 @layout_option("the OCI layout to build into; images in it share blobs")
 @click.option(

@@ -12,7 +12,7 @@ import click
 
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.cli.shared.terminal import echo
 from torchkiln.locks.file import lock_digest
 from torchkiln.locks.lock import load_locked
@@ -30,7 +30,7 @@ def ci() -> None:
 
 
 @ci.command("matrix")
-@cell_selection
+@own_cell_selection
 @click.option(
     "--changed-since",
     "since",

@@ -11,7 +11,7 @@ import click
 
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.options import images_folder, json_option
-from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside, table
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.locks.lock import by_record_in, untrusted_in
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @click.command("list")
-@cell_selection_anywhere
+@cell_selection
 @json_option
 @click.option("--github", is_flag=True, hidden=True)  # an earlier name of `ci matrix`, like --changed-since
 @click.option("--changed-since", "since", hidden=True)
@@ -69,7 +69,7 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
 
 
 @click.command("explain")
-@cell_selection_anywhere
+@cell_selection
 @json_option
 @images_folder
 def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
@@ -84,7 +84,7 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 
 
 @click.command("pick")
-@cell_selection_anywhere
+@cell_selection
 @click.option(
     "--driver", required=True, metavar="V", help="the host's driver, 535.104.05, or its branch, 535"
 )

@@ -20,12 +20,14 @@ from torchkiln.cli.shared.completing import KNOWN_CUDA, KNOWN_TORCH
 from torchkiln.cli.shared.options import nearest_matrix
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.terminal import as_typed, echo
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import facts
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, load
 from torchkiln.matrix.pasted import plain
+from torchkiln.matrix.pick import DriverVersion, Gpu, parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.matrix.select import split
 from torchkiln.matrix.sentences import reason
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
@@ -54,6 +56,12 @@ _PACKAGES = "numpy, pillow, tqdm, jupyterlab, ipywidgets, ninja, soundfile, tens
     "--cuda", metavar="X", shell_complete=KNOWN_CUDA, help="CUDA version  [default: that of torch's wheel]"
 )
 @click.option(
+    "--driver", metavar="V", help="the newest that runs with this driver: 535.104.05, or its branch, 535"
+)
+@click.option(
+    "--gpu", multiple=True, metavar="NAME", help="with --driver: and on this GPU (A100) or capability (8.0)"
+)
+@click.option(
     "--devcontainer",
     is_flag=True,
     help="write .devcontainer/devcontainer.json instead, to open this folder in a container",
@@ -64,7 +72,14 @@ _PACKAGES = "numpy, pillow, tqdm, jupyterlab, ipywidgets, ninja, soundfile, tens
     help="with --devcontainer: the image in an engine or a registry  [default: that of the project in this"
     " folder, else of the cell]",
 )
-def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | None) -> None:
+def init(
+    torch: str | None,
+    cuda: str | None,
+    driver: str | None,
+    gpu: tuple[str, ...],
+    devcontainer: bool,
+    image: str | None,
+) -> None:
     """Start a project in the current folder: write matrix.yaml with one image, and its schema for editors.
 
     With --devcontainer write a dev container for VS Code and other tools. Existing files are never changed.
@@ -73,6 +88,10 @@ def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | N
         raise click.UsageError("--image requires --devcontainer")
     if image is not None and (torch or cuda):
         raise click.UsageError("--image cannot be used with --torch or --cuda")
+    if gpu and not driver:
+        raise click.UsageError("--gpu requires --driver")
+    if driver and devcontainer:
+        raise click.UsageError("--driver cannot be used with --devcontainer")
     if devcontainer:
         path, command = _write_devcontainer(image, torch, cuda)
         echo(path)
@@ -85,7 +104,8 @@ def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | N
     if os.path.lexists(_MATRIX):
         raise ConfigError(f"{_MATRIX}: file exists", hint="edit it, or run this in another folder")
     known = facts.load()
-    text = matrix_text(first_cell(known, torch, cuda))
+    host = (parse_driver(driver), parse_gpus(split(gpu), known)) if driver else None
+    text = matrix_text(first_cell(known, torch, cuda, host))
     load(text, known)
     if not os.path.lexists(SCHEMA):
         write_atomic(Path(SCHEMA), shipped_text("matrix"))
@@ -183,13 +203,19 @@ def _document(container: DevContainer) -> Mapping[str, Any]:
     }
 
 
-def first_cell(facts: Facts, torch: str | None, cuda: str | None) -> Resolution:
-    """The newest cell that can be locked from the default index alone.
+def first_cell(
+    facts: Facts,
+    torch: str | None,
+    cuda: str | None,
+    host: tuple[DriverVersion, Sequence[Gpu]] | None = None,
+) -> Resolution:
+    """The newest cell that can be locked from the default index alone, and that runs on *host*.
 
     :param torch: the release, or its beginning: "2.7".
     :param cuda: as *torch*; None: the CUDA version that the release's wheel is built with.
     :raises ConfigError: there is no such version.
     :raises Unresolvable: the newest cell of these versions is unavailable.
+    :raises NothingSelected: no cell runs on *host*.
     """
     matrix, python = _everything(facts), SYSTEMS[DEFAULT_OS].python
     cudas, found = _matching("cuda", cuda, matrix.cudas), []
@@ -198,9 +224,15 @@ def first_cell(facts: Facts, torch: str | None, cuda: str | None) -> Resolution:
         for version in cudas if cuda else [release.variant(release.default.variant).cuda]:
             cell = Cell(torch=name, cuda=version, flavor="runtime", os=DEFAULT_OS, python=python)
             found.append(resolve(cell, matrix, facts))
-            if found[-1].lockable:
+            if found[-1].lockable and (host is None or pick([found[-1]], *host).runs):
                 return found[-1]
     require_buildable(found[0])
+    if host and any(each.lockable for each in found):
+        oldest = pick([next(each for each in reversed(found) if each.lockable)], *host)
+        raise NothingSelected(
+            "no image that the default index alone can give runs on that host",
+            hint="; ".join(oldest.host or oldest.fails[0].obstacles),
+        )
     raise ConfigError(
         f"torch {found[0].cell.torch} with CUDA {found[0].cell.cuda} cannot be locked from the default index"
         f" alone: {reason(found[0])}",
@@ -233,7 +265,7 @@ def _matching(option: Literal["torch", "cuda"], wanted: str | None, known: Seque
     :raises ConfigError: there is none.
     """
     ordered = sorted(known, key=numbers, reverse=True)
-    start = f"{plain(option, wanted).partition('+')[0]}." if wanted else ""
+    start = f"{plain(option, wanted).partition('+')[0]}." if wanted is not None else ""
     found = [each for each in ordered if f"{each}.".startswith(start)]
     if not found:
         near = ", ".join(nearest(str(wanted)[:40], ordered) or ordered)

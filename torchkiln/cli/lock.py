@@ -11,7 +11,7 @@ import click
 from torchkiln.cli.shared.console import echo, open_cache
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import as_of_option, images_folder, mirror_option, upgrade_option
-from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.engine.known import record_layers
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import ConfigError, Stale
@@ -25,7 +25,7 @@ from torchkiln.store.store import Store
 
 
 @click.command("lock")
-@cell_selection
+@own_cell_selection
 @upgrade_option
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
 @click.option(

@@ -13,7 +13,7 @@ import yaml
 
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.groups import Group
-from torchkiln.cli.shared.options import matrix_option, mirror_option
+from torchkiln.cli.shared.options import mirror_option, own_matrix_option
 from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
@@ -43,7 +43,7 @@ def matrix() -> None:
 @click.option("--build", is_flag=True, help="also lock, build and test the runtime image; implies --write")
 @click.option("--smoke", is_flag=True, help="fail if the image cannot be tested here; implies --build")
 @mirror_option
-@matrix_option
+@own_matrix_option
 def add(package: str, version: str, write: bool, build: bool, smoke: bool, matrix_file: Path) -> None:
     """Print the line for matrix.yaml and the facts that a new torch release needs.
 

@@ -12,7 +12,7 @@ import click
 from torchkiln.cli.render import write_rendered
 from torchkiln.cli.shared.console import open_cache, say
 from torchkiln.cli.shared.lock_output import LockOutput
-from torchkiln.cli.shared.options import any_matrix_option, images_folder, json_option, mirror_option
+from torchkiln.cli.shared.options import images_folder, json_option, matrix_option, mirror_option
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import NothingSelected
 from torchkiln.locks import systems
@@ -26,7 +26,7 @@ from torchkiln.model.operating_system import operating_system
 @click.option(
     "--os", "os_names", multiple=True, metavar="NAME", help="only this operating system; repeatable"
 )
-@any_matrix_option
+@matrix_option
 @images_folder
 @mirror_option
 @json_option

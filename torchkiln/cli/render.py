@@ -10,7 +10,7 @@ import click
 
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.options import FOLDER, images_folder
-from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.cli.shared.terminal import echo
 from torchkiln.docker import bake
 from torchkiln.docker.dockerfile import load_templates, render_folder
@@ -29,7 +29,7 @@ from torchkiln.util.strict_json import holds
 
 
 @click.command("render")
-@cell_selection
+@own_cell_selection
 @images_folder
 @click.option("--check", is_flag=True, help="write nothing; exit with 5 if a file is stale")
 @click.option(

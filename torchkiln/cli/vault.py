@@ -15,7 +15,7 @@ from torchkiln.cli.shared.console import echo, open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, mirror_option, vault_option
 from torchkiln.cli.shared.project import demand_lock, project_cell
-from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.engine.environment import Environment, open_environment
 from torchkiln.engine.keep import Kept, vault_tag
 from torchkiln.engine.keep import check as check_files
@@ -43,7 +43,7 @@ def vault() -> None:
 
 @vault.command("keep")
 @_where
-@cell_selection_anywhere
+@cell_selection
 @click.option("--project", type=FOLDER, metavar="DIR", help="the files of the project in DIR")
 @images_folder
 @mirror_option

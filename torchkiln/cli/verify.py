@@ -13,7 +13,7 @@ import click
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.image_names import locate
 from torchkiln.cli.shared.options import json_option, layout_option, plain_http_option, suite_option
-from torchkiln.cli.shared.selection import CellOptions, selection_anywhere
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import split_target
 from torchkiln.cli.shared.trust_options import Trusting, active_policy, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
@@ -30,7 +30,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|sha256:[0-9a-f]{64}")
 
 @click.command("verify")
 @click.argument("target", required=False, metavar="TAG|DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
-@selection_anywhere
+@selection
 @trust_options("--key", only=None)
 @click.option("--full", is_flag=True, help="also download the layers, and verify every byte")
 @click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")

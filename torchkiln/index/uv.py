@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
+from torchkiln.errors import BuildFailed, KilnError, OnlySource, ToolMissing, Unresolvable
 from torchkiln.index.pages import Pages
 from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
@@ -49,6 +49,7 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _VIA = re.compile(r"\s*# via (.*)")
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ONLY_SOURCE = re.compile(r"([\w.-]+)==\S+ has no usable wheels|all versions of (\S+) have no usable wheels")
 _UNKNOWN = re.compile(
     r"(?:Because )?(\S+) was not found in the (?:package registry|provided package locations)"
 )
@@ -228,6 +229,8 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
             return relay.missing[name]
     if code != 1:
         return BuildFailed(f"the resolver failed:\n{message}", hint="check the requirements and the index")
+    if sources := dict.fromkeys(canonicalize_name(a or b) for a, b in _ONLY_SOURCE.findall(message)):
+        return OnlySource(sources, message)
     named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
     left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]
     more = "".join(f"\nskipped: {line}" for line in left_out[:5])

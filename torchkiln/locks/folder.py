@@ -73,18 +73,19 @@ class LockFolder:
         """
         resolution = self.resolution(cell)
         require_buildable(resolution)
-        if cell.gpus and not self._has(resolution):
+        if cell.gpus and not self.has(resolution):
             return self.thin(resolution)
         return load_locked(self.path, tag_of(resolution), how=how_to_lock(cell))
 
     def keep(self, locked: LockedCell) -> bool:
         """Write *locked* if the folder has no lock of its cell; returns whether it was written."""
-        if self._has(locked.resolution):
+        if self.has(locked.resolution):
             return False
         save(self.path, locked)
         return True
 
-    def _has(self, resolution: Resolution) -> bool:
+    def has(self, resolution: Resolution) -> bool:
+        """Whether the folder has a lock of the cell."""
         return (self.path / tag_of(resolution) / "lock.json").exists()
 
     def fresh(self, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
@@ -98,7 +99,7 @@ class LockFolder:
         source = require_buildable(resolution).source
         tag = tag_of(resolution)
         if source is Source.PYTORCH and not environ.get(PYTORCH_VARIABLE):
-            then = "" if self._has(resolution) else f", then: {how_to_lock(cell)}"
+            then = "" if self.has(resolution) else f", then: {how_to_lock(cell)}"
             raise Unresolvable(
                 f"{tag}: its torch is only on PyTorch's own index, which is not configured",
                 hint=f"set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or a mirror of it{then}",

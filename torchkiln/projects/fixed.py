@@ -50,11 +50,11 @@ def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
 
 
 def movable(
-    needs: ProjectNeeds, asked: Sequence[Asked], fixed: Mapping[str, LockedWheel], torches: Iterable[str]
+    needs: ProjectNeeds, asked: Sequence[Asked], fixed: Mapping[str, LockedWheel], torches: Mapping[str, str]
 ) -> tuple[tuple[Asked, ...], tuple[Ignored, ...]]:
     """The requirements in *asked* that no package in *fixed* satisfies, and the pins that were ignored.
 
-    :param torches: the releases of torch that the matrix has with this CUDA, for the hint.
+    :param torches: the matrix's releases of torch, best first, with the options that they need; for the hint.
     :raises ConfigError: a requirement excludes the image's version of a fixed package; lists all.
     """
     kept: list[Asked] = []
@@ -106,12 +106,11 @@ def _pin(specifier: SpecifierSet) -> str:
     return pins[0] if pins else ""
 
 
-def _hints(one: Asked, specifier: SpecifierSet, torches: Iterable[str]) -> Iterator[str]:
+def _hints(one: Asked, specifier: SpecifierSet, torches: Mapping[str, str]) -> Iterator[str]:
     if one.name == "torch":
         text = SpecifierSet(re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier)))
-        fitting = sorted((torch for torch in torches if text.contains(torch)), key=Version)
-        if fitting:
-            yield f"use --torch {fitting[-1]}, or change the requirement"
+        if fitting := next(filter(text.contains, torches), None):
+            yield f"use --torch {fitting}{torches[fitting]}, or change the requirement"
         else:
             yield "change the requirement: the matrix has no torch with this CUDA that fits it"
     else:

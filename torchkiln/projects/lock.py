@@ -7,12 +7,13 @@ versions that fit the fixed packages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
 
-from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
+from torchkiln.errors import BuildFailed, ConfigError, OnlySource, Unresolvable
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.uv import Pin
 from torchkiln.locks.file import lock_digest
@@ -98,14 +99,14 @@ class Parent:
     """The image on which a project is installed.
 
     `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
-    queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see
+    queried; `torches`: see `movable`; `wheels`: see
     `Settler.image`.
     """
 
     lock: LockedCell
     bound: tuple[str, ...] = ()
     known: tuple[KnownWheel, ...] = ()
-    torches: tuple[str, ...] = ()
+    torches: Mapping[str, str] = field(default_factory=dict)
     wheels: tuple[LocalWheel, ...] = ()
 
 
@@ -162,11 +163,16 @@ def lock_project(
             raise BuildFailed(f"{tag}: the resolver replaced fixed packages: {', '.join(wrong)}")
         wheels = index.locked(moved, wanted)
     except Unresolvable as error:
+        hint = f"change the requirements in {needs.source}, or choose another --torch"
+        if isinstance(error, OnlySource):
+            build = json.dumps(sorted({*needs.build, *error.names}))
+            hint = (
+                f"to have it built in a sandbox, write build = {build} into torchkiln.toml beside"
+                f" {needs.source}, or under [tool.torchkiln] in pyproject.toml; or put a wheel into a folder"
+                ' (wheels = "wheels"): see docs/projects.md'
+            )
         raise Unresolvable(
-            f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
-            hint=f"change the requirements in {needs.source}, or choose another --torch; if a package has no"
-            ' wheels, put one into a folder (wheels = "wheels"), or have it built in a sandbox'
-            ' (build = ["NAME"]): see docs/projects.md',
+            f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}", hint=hint
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
     _require_hashes(requirements, now)

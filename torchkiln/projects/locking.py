@@ -53,6 +53,7 @@ from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.files import delete
 from torchkiln.util.sizes import size
+from torchkiln.util.versions import numbers
 from torchkiln.wheel.metadata import metadata_in
 
 _MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
@@ -250,10 +251,23 @@ def _previous(request: ProjectRequest) -> ProjectLock | None:
         return None
 
 
-def _torches(locks: LockFolder, cell: Cell) -> tuple[str, ...]:
-    """The releases of torch that the matrix has for the CUDA, flavor and system of *cell*."""
-    names = (torch for torch, cuda in locks.matrix.pairs if cuda == cell.cuda)
-    return tuple(torch for torch in names if locks.resolution(replace(cell, torch=torch)).build is not None)
+def _torches(locks: LockFolder, cell: Cell) -> dict[str, str]:
+    """The releases of torch for the flavor and system of *cell*, with the options for their CUDA; best first.
+
+    Best are those with the CUDA of *cell*, then those that run from the same driver; the newest first.
+    """
+    own, found = locks.resolution(cell).min_driver, []
+    for torch, cuda in locks.matrix.pairs:
+        other = locks.resolution(replace(cell, torch=torch, cuda=cuda))
+        if other.build is not None:
+            same = other.min_driver == own
+            driver = "runs from the same driver" if same else f"needs driver {other.min_driver} or newer"
+            options = "" if cuda == cell.cuda else f" --cuda {cuda}, which {driver}"
+            found.append((cuda == cell.cuda, same, numbers(torch), torch, options))
+    options_of: dict[str, str] = {}
+    for *_, torch, options in sorted(found, reverse=True):
+        options_of.setdefault(torch, options)
+    return options_of
 
 
 def with_packages(

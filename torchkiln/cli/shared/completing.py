@@ -40,10 +40,10 @@ def _facts() -> Facts:
 
 
 def _matrix(context: click.Context) -> Matrix:
-    from torchkiln.cli.shared.options import project_matrix
+    from torchkiln.cli.shared.options import nearest_matrix
     from torchkiln.matrix import facts, matrix
 
-    path = context.params.get("matrix_file") or project_matrix()
+    path = context.params.get("matrix_file") or nearest_matrix()
     return matrix.read(path, facts.load(path))
 
 

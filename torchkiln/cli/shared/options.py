@@ -19,7 +19,7 @@ from torchkiln.matrix import mirrors
 from torchkiln.model.layer import DEFAULT_FORMAT, LAYER_FORMATS
 from torchkiln.oci.owned import demand_own_layout
 from torchkiln.util.files import named
-from torchkiln.util.places import INSTALLED, MATRIX
+from torchkiln.util.places import IMAGES, INSTALLED, MATRIX
 from torchkiln.vault import VARIABLE as VAULTS
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -77,22 +77,17 @@ def gathered(name: str, make: type[Any], *decorators: Decorator, without: Contai
     return decorate
 
 
-def project_matrix() -> Path:
-    """matrix.yaml of the current folder; if it is missing, that of the checkout that torchkiln runs from."""
-    return _HERE if INSTALLED else nearest_matrix()
-
-
 def nearest_matrix() -> Path:
     """matrix.yaml of the current folder if it exists, else torchkiln's own."""
     return _HERE if _HERE.exists() else MATRIX
 
 
 def _images() -> Path:
-    """images/ of the current folder if it exists, else the one beside the matrix."""
+    """images/ of the current folder if it exists, else the one beside the matrix; not an installation's."""
     context = click.get_current_context(silent=True)
     named = context.params.get("matrix_file") if context else None
-    here = Path("images")
-    return here if here.exists() else (named or project_matrix()).parent / here
+    here, beside = Path("images"), (named or nearest_matrix()).parent / "images"
+    return here if here.exists() or (INSTALLED and beside == IMAGES) else beside
 
 
 def layout_option(text: str = "the OCI layout that holds the image", *, owned: bool = True) -> Decorator:
@@ -156,9 +151,9 @@ def _matrix(default: Callable[[], Path], text: str) -> Decorator:
     )
 
 
-matrix_option = _matrix(project_matrix, "the matrix of versions")
-#: For commands that only read the matrix: they also work in a folder without matrix.yaml.
-any_matrix_option = _matrix(nearest_matrix, "the matrix of versions; if the file is missing, torchkiln's own")
+matrix_option = _matrix(nearest_matrix, "the matrix of versions; if the file is missing, torchkiln's own")
+#: For commands that change the matrix: not the one of an installation.
+own_matrix_option = _matrix(lambda: _HERE if INSTALLED else nearest_matrix(), "the matrix of versions")
 images_folder = click.option(
     "--images",
     type=FOLDER,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.locks.folder import LockFolder
-from torchkiln.matrix.tags import cell_named
+from torchkiln.matrix.tags import cell_named, tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import FILE, load_project
+from torchkiln.util.places import INSTALLED, MATRIX
 
 
 def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell, LockFolder]:
@@ -26,7 +28,9 @@ def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell,
     matrix, facts = chosen.grid()
     locks = LockFolder(images, matrix, facts)
     if not chosen.any and (lock := load_project(folder)) is not None:
-        return _cell_of(lock.parent, folder, locks), locks
+        cell = _cell_of(lock.parent, folder, locks)
+        _lock_cell(cell, locks, chosen.matrix_file)
+        return cell, locks
     if not chosen.any and len(matrix.pairs) > 1:
         raise NothingSelected(
             f"{folder}: no image is selected, and the project has no lock",
@@ -38,7 +42,25 @@ def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell,
             f"a project takes the image of one cell, but the options select {len(cells)}",
             hint="name one --torch and one --cuda",
         )
+    _lock_cell(cells[0], locks, chosen.matrix_file)
     return cells[0], locks
+
+
+def _lock_cell(cell: Cell, locks: LockFolder, matrix_file: Path) -> None:
+    """Lock *cell* of an installation's matrix if it is not locked yet: an installation has no locks."""
+    from torchkiln.cli.shared.console import open_cache
+    from torchkiln.cli.shared.lock_output import LockOutput, say
+    from torchkiln.engine.standalone import StandalonePythons
+    from torchkiln.locks.session import LockRequest, LockSession
+
+    resolution, store = locks.resolution(cell), open_cache()
+    if INSTALLED and matrix_file == MATRIX and resolution.build and not locks.has(resolution):
+        say(f"{tag_of(resolution)} is not locked yet: locks it in {locks.path}")
+        pythons = StandalonePythons(store=store, environ=os.environ, locate=locks.matrix.locate)
+        observer = LockOutput()
+        LockSession(locks, LockRequest(), store, environ=os.environ, observer=observer, pythons=pythons).lock(
+            cell
+        )
 
 
 def _cell_of(tag: str, folder: Path, locks: LockFolder) -> Cell:

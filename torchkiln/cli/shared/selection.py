@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.completing import CUDA, FLAVOR, GPUS, OS, PYTHON, TORCH
-from torchkiln.cli.shared.options import Decorator, any_matrix_option, gathered, matrix_option
+from torchkiln.cli.shared.options import Decorator, gathered, matrix_option, own_matrix_option
 from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import cuda_redist, facts, matrix
@@ -176,7 +176,7 @@ _OF_THIN_IMAGES = (
 )
 
 
-def _selection(of_matrix: Decorator, *, named: bool = False, gpus: bool = True) -> Decorator:
+def _selection(of_matrix: Decorator = matrix_option, *, named: bool = False, gpus: bool = True) -> Decorator:
     """The options that select cells; a command receives them together, as the argument `chosen`.
 
     :param named: also add names of cells as arguments, which become part of `chosen`.
@@ -220,11 +220,10 @@ def _selection(of_matrix: Decorator, *, named: bool = False, gpus: bool = True) 
     )
 
 
-selection = _selection(matrix_option)
+selection = _selection()
 #: As `selection`, and names of cells as arguments.
-cell_selection = _selection(matrix_option, named=True)
+cell_selection = _selection(named=True)
+#: For commands that write the locks and files of a matrix: not of an installation's.
+own_cell_selection = _selection(own_matrix_option, named=True)
 #: As `selection` without --gpus, which in such a command names the GPUs to use.
-selection_for_running = _selection(matrix_option, gpus=False)
-#: As the above; in a folder without matrix.yaml, torchkiln's own matrix has the cells.
-selection_anywhere = _selection(any_matrix_option)
-cell_selection_anywhere = _selection(any_matrix_option, named=True)
+selection_for_running = _selection(gpus=False)
