@@ -153,6 +153,14 @@ def test_pick_as_text():
     )
 
 
+def test_pick_says_once_what_several_images_share():
+    text = _out(pick, "--driver", "470")
+    assert text.startswith(" 1. 2.7.1-cuda11.8-cudnn9-runtime  (a; b)\n")
+    assert "  a: in CUDA's compatibility mode, because the driver is older than 520.61.05\n  b: needs" in text
+    assert text.count("older than 520.61.05") == text.count("TORCHKILN_INDEX_PYTORCH") == 1
+    assert text.count("older than 525.60.13, the minimum for CUDA 12: ") == 1
+
+
 def test_pick_json():
     expected = _json(pick, "--driver", "535", "--gpu", "H100")
     assert expected["runs"][0]["tag"] == "2.10.0-cuda12.8-cudnn9-runtime"

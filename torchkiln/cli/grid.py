@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, TypeVar
 
 import click
@@ -261,13 +263,23 @@ def _listed(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _choice_lines(choice: Picked) -> list[str]:
+    """The images, and why others do not run; what several share is said once."""
     lines, width = _listed("host", choice.host), terminal.columns(err=False)
+    counted = Counter(text for offer in choice.runs for text in offer.conditions)
+    notes = dict(zip((text for text, count in counted.items() if count > 1), ascii_lowercase, strict=False))
     for rank, offer in enumerate(choice.runs, 1):
-        remarks = f"  ({'; '.join(offer.conditions)})" if offer.conditions else ""
+        remarks = "; ".join(notes.get(text, text) for text in offer.conditions)
+        remarks = f"  ({remarks})" if remarks else ""
         lines.append(beside(f"{rank:>2}. ", f"{_name(offer)}{remarks}", width))
+    lines += [beside(f"  {letter}: ", text, width) for text, letter in notes.items()]
     if choice.fails and not choice.host:
         lines += ["", "does not run:"]
-        lines += [beside("    ", f"{_name(one)}: {'; '.join(one.obstacles)}", width) for one in choice.fails]
+        named: dict[str, list[str]] = {}
+        for one in choice.fails:
+            named.setdefault("; ".join(one.obstacles), []).append(_name(one))
+        for why, names in named.items():
+            text = f"{names[0]}: {why}" if len(names) == 1 else f"{why}: {', '.join(names)}"
+            lines.append(beside("    ", text, width))
     return lines
 
 

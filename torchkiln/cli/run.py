@@ -90,6 +90,9 @@ def run(
     `docker run` command is shown. TAG can be docker:NAME, an image of the engine. Without COMMAND, port 8888
     is published on 127.0.0.1, and port 22 as 2222 if SSH_PUBLIC_KEY is set.
     """
+    options = {word for parameter in ctx.command.params for word in parameter.opts}
+    if command and command[0].partition("=")[0] in options:
+        raise click.UsageError(f"{command[0]}: options must precede the TAG; put -- before a command", ctx)
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
     if chosen.any and name is not None:
         raise ConfigError(
