@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from tests.docker.scene import TAG, Scene
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from tests.unpublished import FakeIndex
-from torchkiln.engine.prefetch import fetching, missing_wheels
+from torchkiln.engine.prefetch import demand_space, fetching, missing_wheels
 from torchkiln.errors import BuildFailed
+from torchkiln.model.plan import WheelLayer
 from torchkiln.oci.layout import open_layout
 from torchkiln.store.store import Store
 
@@ -51,6 +54,22 @@ def test_prefetched_bytes_are_not_requested_again(wheels: list[Path], tmp_path: 
     assert arrived(store) == {}
     fresh = build(cell, tmp_path / "other", tmp_path / "others", FakeIndex(wheels))
     assert built.image.manifest == fresh.image.manifest
+
+
+def test_a_cache_without_space_is_refused_before_the_start(wheels: list[Path], tmp_path: Path) -> None:
+    """Both the wheels and the layers must fit: here the free space is enough for one of them."""
+    plan, store = planned_cell(wheels), Store(tmp_path / "cache")
+    demand_space(plan, store)
+    each = shutil.disk_usage(tmp_path).free * 2 // 3 // len(wheels)
+    large = {wheel: replace(wheel, size=each) for layer in plan.of(WheelLayer) for wheel in layer.wheels}
+    layers = tuple(
+        replace(layer, wheels=tuple(map(large.__getitem__, layer.wheels)))
+        if isinstance(layer, WheelLayer)
+        else layer
+        for layer in plan.layers
+    )
+    with pytest.raises(BuildFailed, match=r"No space left on device: .* free, .* needed"):
+        demand_space(replace(plan, layers=layers), store)
 
 
 def test_an_interrupted_prefetch_is_resumed(wheels: list[Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Fetcher
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
+from torchkiln.util.sizes import size
 from torchkiln.wheel.source import Cancelled
 
 _STREAMS = 6
@@ -34,6 +36,25 @@ def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
     layers = (layer for layer in plan.made if record_of(layer, store) is None)
     wheels = (source for layer in layers for source in layer.inputs if isinstance(source, LockedWheel))
     return (wheel for wheel in wheels if not store.has_wheel(wheel))
+
+
+def demand_space(plan: ImagePlan, store: Store) -> None:
+    """Check that the disk of the cache has room for the missing wheels, and for the layers made from wheels.
+
+    :raises BuildFailed: it has not.
+    """
+    layers = [layer for layer in plan.made if record_of(layer, store) is None]
+    wheels = [source for layer in layers for source in layer.inputs if isinstance(source, LockedWheel)]
+    parts = (store.part(wheel) for wheel in wheels if not store.has_wheel(wheel))
+    need = sum(wheel.size for wheel in wheels if not store.has_wheel(wheel))
+    need -= sum(part.stat().st_size for part in parts if part.exists())
+    need += 0 if plan.locked.device_code else sum(wheel.size for wheel in wheels)  # a layer is as large
+    free = shutil.disk_usage(next(each for each in (store.root, *store.root.parents) if each.exists())).free
+    if need > free:
+        raise BuildFailed(
+            f"the cache {store.root}: No space left on device: {size(free)} free, {size(need)} needed",
+            hint="free space (torchkiln cache prune), or set TORCHKILN_CACHE to a folder on another disk",
+        )
 
 
 def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:

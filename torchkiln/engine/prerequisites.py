@@ -12,7 +12,7 @@ from torchkiln.base.remake import learn
 from torchkiln.engine.cache_claims import build_needs
 from torchkiln.engine.cuda_layers import missing_archives
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.prefetch import demand_reachable, fetching, measured, missing_wheels
+from torchkiln.engine.prefetch import demand_reachable, demand_space, fetching, measured, missing_wheels
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.locks.lock import on_base
 from torchkiln.model.cell import PythonArchive
@@ -72,6 +72,7 @@ def provide(
     locked, store = plan.locked, environment.store
     report = Reporting(say=environment.say, observer=environment.observer)
     system: list[LockedBase | LockedTools] = [locked.base, *([locked.tools] if locked.tools else [])]
+    demand_space(plan, store)
     complete = all(_have(each, environment) for each in system)
     wheels = () if complete else missing_wheels(plan, store)
     if not complete:
