@@ -14,7 +14,7 @@ from tests.planned import FACTS, MATRIX, NATIVE_FIRST, ROOT, WITHOUT_BEYOND, ans
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix.matrix import Aliases, Bound, Matrix
-from torchkiln.matrix.pasted import Option, as_selection, plain
+from torchkiln.matrix.pasted import Option, option_of, plain
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, all_cells, select
 from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
@@ -75,7 +75,7 @@ def test_versions_in_the_forms_that_people_paste(option: Option, texts: str, ver
 @pytest.mark.parametrize("text", ["torch>=2.7", "2.7.1+cpu", "torchvision==0.22", "latest", "2.7.1-cuda12.1"])
 def test_what_names_no_version_stays(text: str):
     assert plain("torch", text) == text
-    assert as_selection(text) is None
+    assert option_of(text) is None
 
 
 @pytest.mark.parametrize(

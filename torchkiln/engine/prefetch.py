@@ -39,16 +39,11 @@ def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
 
 
 def demand_space(plan: ImagePlan, store: Store) -> None:
-    """Check that the disk of the cache has room for the missing wheels, and for the layers made from wheels.
-
-    :raises BuildFailed: it has not.
-    """
-    layers = [layer for layer in plan.made if record_of(layer, store) is None]
-    wheels = [source for layer in layers for source in layer.inputs if isinstance(source, LockedWheel)]
-    parts = (store.part(wheel) for wheel in wheels if not store.has_wheel(wheel))
-    need = sum(wheel.size for wheel in wheels if not store.has_wheel(wheel))
-    need -= sum(part.stat().st_size for part in parts if part.exists())
-    need += 0 if plan.locked.device_code else sum(wheel.size for wheel in wheels)  # a layer is as large
+    """:raises BuildFailed: the disk has no room for the missing wheels and the layers made of wheels."""
+    missing = [(wheel, store.part(wheel)) for wheel in _missing(plan, store)]
+    need = sum(wheel.size - (part.stat().st_size if part.exists() else 0) for wheel, part in missing)
+    if not plan.locked.device_code:  # a layer is as large as its wheels
+        need += sum(layer.size or 0 for layer in plan.of(WheelLayer) if record_of(layer, store) is None)
     free = shutil.disk_usage(next(each for each in (store.root, *store.root.parents) if each.exists())).free
     if need > free:
         raise BuildFailed(

@@ -25,29 +25,16 @@ _FORMS: Mapping[Option, re.Pattern[str]] = {
 
 
 def plain(option: Option, text: str) -> str:
-    """The version in *text*, a value of *option*: "12.6" for "cu126"; *text*, if it has another form.
-
-    Of torch also the name of the build: "2.7.1+cu126".
-    """
+    """The version in *text*, a value of *option*: "12.6" for "cu126"; *text*, if it has another form."""
     found = _FORMS[option].fullmatch(text.strip().lower())
-    if found is None:
-        return text
-    parts = [part for part in found.groups() if part]
-    return "".join(parts) if option == "torch" else ".".join(parts)
+    parts = [part for part in found.groups() if part] if found else [text]
+    return ("" if option == "torch" else ".").join(parts)  # of torch also the build: "2.7.1+cu126"
 
 
-def _plain(option: Option, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(",".join(plain(option, part) for part in value.split(",")) for value in values)
-
-
-def as_selection(name: str) -> Selection | None:
-    """A selection for *name* if it is a version: of CUDA if its major is as high as CUDA's; else None."""
+def option_of(name: str) -> Option | None:
+    """Whether *name* is a version of CUDA, whose majors are higher, or of torch; None: it is no version."""
     options: tuple[Option, ...] = ("cuda", "torch")
-    for option in options:
-        if _FORMS[option].fullmatch(name.strip().lower()):
-            version = plain(option, name)
-            return Selection(torch=(version,)) if option == "torch" else Selection(cuda=(version,))
-    return None
+    return next((option for option in options if _FORMS[option].fullmatch(name.strip().lower())), None)
 
 
 def select_pasted(
@@ -59,19 +46,20 @@ def select_pasted(
 
     :raises ConfigError: as `select`; or no cell has the build.
     """
-    read = replace(
-        selection,
-        torch=_plain("torch", selection.torch),
-        cuda=_plain("cuda", selection.cuda),
-        python=_plain("python", selection.python),
+    torch, cuda, python = (
+        tuple(
+            ",".join(plain(option, part) for part in value.split(",")) for value in getattr(selection, option)
+        )
+        for option in _FORMS
     )
-    torch, cuda, build, wider = split(read.torch), split(read.cuda), "", read
+    read = wider = replace(selection, torch=torch, cuda=cuda, python=python)
+    torch, cuda, build = split(torch), split(cuda), ""
     if len(torch) == 1 and "+" in torch[0]:
         release, _, build = torch[0].partition("+")
         wider = replace(read, torch=(release,))
     elif len(cuda) == 1 and not any(f"{each}.".startswith(f"{cuda[0]}.") for each in matrix.cudas):
-        variants = (variant for release in facts.releases.values() for variant in release.variants)
-        build = {variant.cuda: variant.name for variant in variants}.get(cuda[0], "")
+        releases = facts.releases.values()
+        build = {each.cuda: each.name for release in releases for each in release.variants}.get(cuda[0], "")
         wider = replace(read, cuda=())
     if not build:
         return select(read, matrix, must_name=must_name)

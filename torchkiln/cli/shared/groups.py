@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from torchkiln.cli.shared.terminal import say
-
 WHOLE = 10_000  # characters: click cuts a help text at a word only beyond this length
 
 
@@ -23,14 +21,8 @@ _SYNONYMS = {
 class Group(click.Group):
     """A group whose help shows the whole first sentence of each command."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        same = _SYNONYMS.get(args[0], "")
-        if args[0] not in self.commands and same in self.commands:
-            say(f"`{ctx.info_name} {args[0]}` is `torchkiln {ctx.info_name} {same}`")
-            args = [same, *args[1:]]
-        return super().resolve_command(ctx, args)
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return super().get_command(ctx, name) or super().get_command(ctx, _SYNONYMS.get(name, ""))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [

@@ -16,7 +16,7 @@ from torchkiln.matrix import cuda_redist, facts, matrix
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.pasted import as_selection, select_pasted
+from torchkiln.matrix.pasted import option_of, select_pasted
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection
 from torchkiln.matrix.tags import cell_named, find_cell, tag_of
@@ -95,13 +95,13 @@ class CellOptions:
         several = len(matrix.pairs) > 1 and not self.lockable
         named, selection = [], self.selection()
         for name in self.names:
-            version = None if Path(name).exists() or find_cell(name, matrix, facts) else as_selection(name)
-            if version:
-                selection = replace(
-                    selection, torch=selection.torch + version.torch, cuda=selection.cuda + version.cuda
-                )
-            else:
+            option = None if Path(name).exists() or find_cell(name, matrix, facts) else option_of(name)
+            if option is None:
                 named.append(cell_named(tag_named(name), matrix, facts))
+            elif option == "torch":
+                selection = replace(selection, torch=(*selection.torch, name))
+            else:
+                selection = replace(selection, cuda=(*selection.cuda, name))
         found = tuple(named)
         if not found:
             found = select_pasted(selection, matrix, facts, must_name=must_name and several)

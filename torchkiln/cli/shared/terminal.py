@@ -80,8 +80,7 @@ def say(line: str, of: str = "torchkiln") -> None:
 def print_error(message: str, hint: str = "") -> None:
     """Print an error on stderr, and what to do about it; as one JSON object if AS_JSON is set."""
     if AS_JSON.get():
-        texts = {"error": printable(as_typed(message)), "hint": printable(as_typed(hint))}
-        click.echo(json.dumps(texts), err=True)
+        click.echo(json.dumps({"error": as_typed(message), "hint": as_typed(hint)}), err=True)
         return
     hints = [(click.style("hint: ", fg="yellow"), hint)] if hint else []
     for title, text in [(click.style("error: ", fg="red", bold=True), message), *hints]:
