@@ -16,10 +16,14 @@ from click.testing import CliRunner
 
 from tests.commands import demand_parses
 from tests.mistakes import read as read_mistakes
+from tests.planned import FACTS, MATRIX
 from tests.programs import run_program
 from torchkiln.cli import torchkiln
 from torchkiln.cli.commands import COMMANDS, EARLIER
 from torchkiln.cli.shared.terminal import as_typed, program
+from torchkiln.locks.folder import LockFolder
+from torchkiln.matrix.tags import cell_named
+from torchkiln.projects.locking import _torches
 from torchkiln.util.places import ROOT
 
 WORD = "X"  # for a value that is known only at run time
@@ -187,3 +191,12 @@ def test_following_a_hint_works(words: list[str]) -> None:
     assert isinstance(failed.exception, Exception)
     assert not isinstance(failed.exception, click.exceptions.Exit)
     assert (followed.exit_code, followed.exception) == (0, None)
+
+
+def test_a_torch_of_another_cuda_is_named_with_its_driver() -> None:
+    cell = cell_named("2.7.1-cuda12.1-cudnn9-runtime", MATRIX, FACTS)
+    torches = _torches(LockFolder(Path(), MATRIX, FACTS), cell)
+    assert torches["2.6.0"] == ""
+    assert torches["2.9.1"] == " --cuda 12.8, which runs from the same driver"
+    assert torches["2.15.0"] == " --cuda 13.2, which needs driver 580.65.06 or newer"
+    assert next(iter(torches)) == "2.8.0"  # the newest with CUDA 12.1

@@ -14,16 +14,12 @@ from typing import TypeVar
 import pytest
 from click.testing import CliRunner
 
-from tests import planned
 from tests.servers.index_server import Faults, IndexServer
 from torchkiln.cli import torchkiln
 from torchkiln.errors import KilnError
-from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import load_locked, save
-from torchkiln.matrix.tags import cell_named
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import FILE, load_project, save_project
-from torchkiln.projects.locking import _torches
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
@@ -292,15 +288,6 @@ def test_a_package_without_wheels(workspace: Workspace) -> None:
     assert "the requirements conflict" not in messages
     assert 'write build = ["source"] into torchkiln.toml beside requirements.txt' in messages
     assert 'or put a wheel into a folder (wheels = "wheels")' in messages
-
-
-def test_a_torch_of_another_cuda_is_named_with_its_driver() -> None:
-    locks = LockFolder(Path(), planned.MATRIX, planned.FACTS)
-    torches = _torches(locks, cell_named(TAG, planned.MATRIX, planned.FACTS))
-    assert torches["2.6.0"] == ""
-    assert torches["2.9.1"] == " --cuda 12.8, which runs from the same driver"
-    assert torches["2.15.0"] == " --cuda 13.2, which needs driver 580.65.06 or newer"
-    assert next(iter(torches)) == "2.8.0"  # the newest with CUDA 12.1
 
 
 def test_hashes_of_the_project_are_compared(workspace: Workspace) -> None:

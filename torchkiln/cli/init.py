@@ -88,10 +88,8 @@ def init(
         raise click.UsageError("--image requires --devcontainer")
     if image is not None and (torch or cuda):
         raise click.UsageError("--image cannot be used with --torch or --cuda")
-    if gpu and not driver:
-        raise click.UsageError("--gpu requires --driver")
-    if driver and devcontainer:
-        raise click.UsageError("--driver cannot be used with --devcontainer")
+    if (gpu and not driver) or (driver and devcontainer):
+        raise click.UsageError("--gpu requires --driver, and --devcontainer cannot be used with them")
     if devcontainer:
         path, command = _write_devcontainer(image, torch, cuda)
         echo(path)

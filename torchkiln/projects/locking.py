@@ -256,18 +256,16 @@ def _torches(locks: LockFolder, cell: Cell) -> dict[str, str]:
 
     Best are those with the CUDA of *cell*, then those that run from the same driver; the newest first.
     """
-    own, found = locks.resolution(cell).min_driver, []
+    driver, found = locks.resolution(cell).min_driver, []
     for torch, cuda in locks.matrix.pairs:
         other = locks.resolution(replace(cell, torch=torch, cuda=cuda))
+        same = other.min_driver == driver
+        runs = "runs from the same driver" if same else f"needs driver {other.min_driver} or newer"
+        options = "" if cuda == cell.cuda else f" --cuda {cuda}, which {runs}"
         if other.build is not None:
-            same = other.min_driver == own
-            driver = "runs from the same driver" if same else f"needs driver {other.min_driver} or newer"
-            options = "" if cuda == cell.cuda else f" --cuda {cuda}, which {driver}"
-            found.append((cuda == cell.cuda, same, numbers(torch), torch, options))
-    options_of: dict[str, str] = {}
-    for *_, torch, options in sorted(found, reverse=True):
-        options_of.setdefault(torch, options)
-    return options_of
+            found.append((not options, same, numbers(torch), torch, options))
+    best_last = {torch: options for *_, torch, options in sorted(found)}
+    return dict(reversed(best_last.items()))
 
 
 def with_packages(

@@ -53,14 +53,13 @@ def _lock_cell(cell: Cell, locks: LockFolder, matrix_file: Path) -> None:
     from torchkiln.engine.standalone import StandalonePythons
     from torchkiln.locks.session import LockRequest, LockSession
 
-    resolution, store = locks.resolution(cell), open_cache()
+    resolution, environ = locks.resolution(cell), os.environ
     if INSTALLED and matrix_file == MATRIX and resolution.build and not locks.has(resolution):
         say(f"{tag_of(resolution)} is not locked yet: locks it in {locks.path}")
-        pythons = StandalonePythons(store=store, environ=os.environ, locate=locks.matrix.locate)
-        observer = LockOutput()
-        LockSession(locks, LockRequest(), store, environ=os.environ, observer=observer, pythons=pythons).lock(
-            cell
-        )
+        store, observer = open_cache(), LockOutput()
+        pythons = StandalonePythons(store=store, environ=environ, locate=locks.matrix.locate)
+        run = LockSession(locks, LockRequest(), store, environ=environ, observer=observer, pythons=pythons)
+        run.lock(cell)
 
 
 def _cell_of(tag: str, folder: Path, locks: LockFolder) -> Cell:
