@@ -97,13 +97,13 @@ def _here(value: Any) -> Any:
     return torch.device("cpu") if named else value
 
 
-def _on_cpu(kind: Any) -> Any:
-    """*kind*, a class whose first argument is a device type, always for the CPU."""
+def _on_cpu(kind: Any, other: str = "xpu") -> Any:
+    """*kind*, a class whose first argument is a device type, always for the CPU; for *other* instead of it:
+    what is meant for the CPU must not change the fake GPU."""
 
     class OnCpu(kind):  # type: ignore[misc]
-        def __init__(self, device: str = "cuda", **options: Any) -> None:
-            # What is meant for the CPU must not change the fake GPU.
-            super().__init__("cpu" if str(device).startswith("cuda") else "xpu", **options)
+        def __init__(self, device_type: str = "cuda", **options: Any) -> None:
+            super().__init__("cpu" if str(device_type).startswith("cuda") else other, **options)
 
     return OnCpu
 
@@ -159,7 +159,8 @@ _CUDA: Mapping[str, Callable[..., Any]] = {
 for _name, _function in _CUDA.items():
     setattr(torch.cuda, _name, _function)
 torch.is_autocast_enabled = lambda device="cpu": _enabled(device)  # type: ignore[assignment]
-torch.autocast = torch.amp.autocast = _on_cpu(torch.autocast)  # type: ignore[misc]
+# torch's own checkpoints use the second name, also for the CPU.
+torch.autocast, torch.amp.autocast = _on_cpu(torch.autocast), _on_cpu(torch.autocast, "cpu")  # type: ignore[misc]
 torch.cuda.amp.autocast = _older(torch.autocast)  # type: ignore[misc]
 torch.set_autocast_enabled = lambda *options: _enable(*(("cpu", *options)[-2:]))  # type: ignore[assignment]
 torch.amp.GradScaler = _on_cpu(torch.amp.GradScaler)  # type: ignore[misc]
