@@ -263,6 +263,19 @@ def test_a_library_that_several_need_is_named_once(host: Host) -> None:
     assert measured(found)["missing"] == [["pkg", "libx.so.1"]]
 
 
+def test_the_os_package_of_a_missing_library_is_named(host: Host) -> None:
+    missing = [
+        [f"{SITE.removeprefix('opt/venv/')}/pkg/a.so", name] for name in ("libGL.so.1", "libgio-2.0.so.0")
+    ]
+    line = json.dumps({"missing": missing, "loaded": [], "versions": [], "import_torch": ""})
+    says = Says(host.prefix, host.app, line=line)
+    for os, glib in (("debian12", "libglib2.0-0"), ("python312-debian13", "libglib2.0-0t64")):
+        found = check_linkage(replace(subject("pkg", "pkg/a.so"), system=(os, ("git-lfs",))), says, 60)
+        assert found.message.endswith(
+            f'\nfor pkg: set in torchkiln.toml: apt = ["git-lfs", "libgl1", "{glib}"]'
+        )
+
+
 def test_linkage_without_libraries_runs_nothing(host: Host) -> None:
     found = check_linkage(subject("pkg", "pkg/__init__.py"), replace(host, prefix=Path("/nowhere")), 60)
     assert found.outcome == "passed"

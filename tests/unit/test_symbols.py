@@ -268,6 +268,61 @@ def test_without_the_base_or_torch_the_rest_is_checked(below: Scene) -> None:
     assert replace(below, fixed=(torch, *below.fixed[1:])).check(bad).unread == ("torch 2.7.1",)
 
 
+def test_a_newer_glibc_is_refused_without_the_base(below: Scene) -> None:
+    other = replace(below, base=replace(below.base, digest="sha256:" + "0" * 64))
+    libm = Lib(
+        name="libm.so.6", defines=("exp", "pow"), versions={"GLIBC_2.29": ("exp",), "GLIBC_2.38": ("pow",)}
+    )
+    new = other.check(
+        other.wheel("new", {"new/_C.so": module("newer", needs=(NEW_LIBC,)), "new/libx.so": module()}),
+        other.wheel("newm", {"newm/_C.so": module("exp", "pow", needs=(libm,))}),
+    )
+    assert [(fault.library, fault.sentence) for fault in new.faults] == [
+        (library, f"needs {version} of {library}, which the image does not have; its newest is GLIBC_2.36")
+        for library, version in (("libc.so.6", "GLIBC_2.39"), ("libm.so.6", "GLIBC_2.38"))
+    ]
+    assert other.check(other.wheel("old", {"old/_C.so": module("malloc", needs=(LIBC,))})).faults == ()
+
+
+NEW_CUDNN = Lib(name="libcudnn.so.10")
+# Libraries that are opened by path: those of another CUDA that are reported, and by whom.
+OPENED: Mapping[str, tuple[Mapping[str, Lib], set[str]]] = {
+    "another CUDA": (
+        {"x/libp.so": Lib(name="libp.so", needs=(OLD_CUDA, NEW_CUDNN, NEW_LIBC))},
+        {"libcudart.so.11.0", "libcudnn.so.10"},
+    ),
+    "the image's CUDA": ({"x/libp.so": Lib(name="libp.so", needs=(CUDART, CUDNN))}, set()),
+    "a library that the image has in no version": (
+        {"x/libp.so": Lib(name="libp.so", needs=(Lib(name="libcufft.so.10"),))},
+        set(),
+    ),
+    "one variant fits": (
+        {
+            "x/libp12.so": Lib(name="libp12.so", needs=(CUDART,)),
+            "x/libp11.so": Lib(name="libp11.so", needs=(OLD_CUDA,)),
+        },
+        set(),
+    ),
+    "its own CUDA": (
+        {"x/libp.so": Lib(name="libp.so", needs=(OLD_CUDA,)), "x/libcudart.so.11.0": OLD_CUDA},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPENED)
+def test_a_library_for_another_cuda_that_is_opened_by_path(kind: str, below: Scene) -> None:
+    """It is reported, not refused, and known by the lock alone: the wheels of the image may not be there."""
+    libraries, expected = OPENED[kind]
+    wheel = below.wheel("x", {"x/_C.so": module(), **libraries})
+    names = ("x/lib/libcudart.so.12", "x/lib/libcudnn.so.9")
+    unread = tuple(replace(one, sha256=f"{n}" * 64, libraries=names) for n, one in enumerate(below.fixed))
+    for scene_ in (below, replace(below, fixed=unread)):
+        found = scene_.check(wheel)
+        assert ({one.library for one in found.doubts}, found.faults) == (expected, ())
+        assert scene_.check(wheel) == found  # from the cache
+
+
 def test_a_result_is_remembered_for_the_same_wheels(below: Scene) -> None:
     wheel = below.wheel("kept", {"kept/_C.so": PAIRS["a newer torch"][0]})
     first = below.check(wheel)

@@ -35,6 +35,7 @@ from torchkiln.projects.effect import Effect, Files, effect_of, files_in_layer, 
 from torchkiln.projects.file import FILE, load_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.plan import Parent, at_start, plan_project
+from torchkiln.projects.same_files import require_distinct
 from torchkiln.projects.settings import read_settings
 from torchkiln.projects.source import (
     LockedFolder,
@@ -44,7 +45,8 @@ from torchkiln.projects.source import (
     locked_folder,
     needs_of,
 )
-from torchkiln.projects.symbols.libraries import fetch_for_check, is_unread, require_fitting
+from torchkiln.projects.symbols.libraries import fetch_for_check, is_unread
+from torchkiln.projects.symbols.require import require_fitting, require_system
 from torchkiln.projects.wheel_fetcher import OwnWheels, ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from torchkiln.projects.lock import LockedProject
 
 _RECORDS = "effects"
-_RULES = 2  # raise it when `effect_of` returns another result for the same input
+_RULES = 3  # raise it when `effect_of` returns another result for the same input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,12 +248,15 @@ def _check_libraries(
     wheels = [wheel for wheel in source.lock.wheels if (wheel.name in built) is final]
     missing = [wheel for wheel in wheels if is_unread(wheel, store)]
     fetch_for_check(missing, lambda wheel: fetched(wheel, environment))
-    unread = require_fitting(source.lock, cell, store)
-    if unread and final:
-        environment.say(
-            "warning: cannot check whether the libraries of these packages can be loaded in the image,"
-            f" because their wheels are not in the cache: {', '.join(unread)}"
+    notes, unread = require_fitting(source.lock, cell, store)
+    notes += require_system(source.lock, cell, store)
+    if unread:
+        notes += (
+            "cannot check whether the libraries of these packages can be loaded in the image, because their"
+            f" wheels are not in the cache: {', '.join(unread)}",
         )
+    for note in notes if final else ():
+        environment.say(f"warning: {note}")
 
 
 def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environment) -> ProjectLock:
@@ -321,6 +326,8 @@ def _effect(
     added: dict[str, Files] = {}
     for spec in draft.of(WheelLayer)[len(parent.plan.of(WheelLayer)) :]:
         added |= _installed(spec, blobs[spec], store, scheme, exact=False)
+    for note in require_distinct(project.wheels, store, scheme, {}):
+        environment.say(f"warning: {note}")
     effect = effect_of(installed, replaced, added, fixed_wheels(locked.wheels).keys(), scheme)
     store.put_record(_RECORDS, key, asdict(effect))
     return effect, frozenset(layer.title for layer in layers) - set(reused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,22 +38,19 @@ from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.lock import LockedProject, Parent, lock_project
 from torchkiln.projects.own_wheels import from_index, local_wheels
+from torchkiln.projects.same_files import require_distinct
 from torchkiln.projects.source import ProjectRequest, demand_own_name, fresh_parent, needs_of
 from torchkiln.projects.sources.repositories import Repositories, demand_allowed
 from torchkiln.projects.sources.sdist import SandboxedBuilder
 from torchkiln.projects.sources.sdists import Sdists
-from torchkiln.projects.symbols.libraries import (
-    fetch_for_check,
-    is_unread,
-    require_fitting,
-    require_known,
-    still_known,
-)
+from torchkiln.projects.symbols.libraries import fetch_for_check, is_unread
+from torchkiln.projects.symbols.require import require_fitting, require_known, require_system, still_known
 from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.files import delete
 from torchkiln.util.sizes import size
 from torchkiln.util.versions import numbers
+from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.metadata import metadata_in
 
 _MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
@@ -125,11 +122,14 @@ def lock_folder(
     keep_own_wheels(found.lock, request.folder, index.pages)
     lock = _with_allowed(found.lock, request, previous)
     _fetch(lock.wheels, index, report.say)
-    unread = require_fitting(lock, _on_present_base(parent, store, environ), store)
+    present = _on_present_base(parent, store, environ)
+    notes, unread = require_fitting(lock, present, store)
+    why = {move.name: f" ({move.why})" for move in found.moves}
+    notes += require_distinct(lock.wheels, store, Scheme.of(parent.python), why)
     versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
     found = with_packages(
-        replace(found, lock=lock, yanked=yanked, unread=unread),
+        replace(found, lock=lock, yanked=yanked, unread=unread, notes=(*found.notes, *notes)),
         needs.apt,
         kept_packages(previous.apt if previous else None, request.upgrade),
         plan_locked(parent, locks.matrix, locks.facts),
@@ -137,6 +137,7 @@ def lock_folder(
         environ=environ,
         report=report,
     )
+    found = replace(found, notes=(*found.notes, *require_system(found.lock, present, store)))
     return found, save_locked(request.folder, found.lock, store)
 
 
@@ -174,18 +175,18 @@ def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectL
     return replace(lock, may_lack=may_lack)
 
 
-def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
-    """Download the *wheels* whose libraries must be checked, unless they exceed `_MOST_FETCHED` bytes.
+def _fetch(wheels: Sequence[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
+    """Download the *wheels* that have libraries, or all of several, unless they exceed `_MOST_FETCHED`.
 
     :raises BadWheel: a file differs from the lock.
     """
     store = index.pages.store
-    missing = [wheel for wheel in wheels if is_unread(wheel, store)]
+    missing = [one for one in wheels if is_unread(one, store) or (wheels[1:] and not store.has_wheel(one))]
     total = sum(wheel.size for wheel in missing)
     if not missing or total > _MOST_FETCHED:
         return
     count = f"{len(missing)} wheel{'s' if len(missing) > 1 else ''}"
-    say(f"downloads {count} ({size(total)}), to check their libraries; the build uses them, too")
+    say(f"downloads {count} ({size(total)}), to check their files; the build uses them, too")
     downloads = Downloads(index.pages)
     fetch_for_check(missing, lambda wheel: downloads.fetch_wheel(wheel, store))
 

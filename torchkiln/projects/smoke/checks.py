@@ -21,6 +21,7 @@ from torchkiln.model.digest import digest_of_json
 from torchkiln.model.project import APP
 from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
+from torchkiln.projects.symbols.os_libraries import advice
 from torchkiln.smoke.run import Ended, Inside, exit_status
 from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
 from torchkiln.smoke.suite_source import canonical
@@ -74,6 +75,7 @@ class ProjectSubject:
     site: str  # site-packages, relative to /
     may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
     suite: Path | None = None  # the folder that is mounted at PLACE
+    system: tuple[str, tuple[str, ...]] = ("debian12", ())  # its name; the OS packages of the settings
     test: tuple[str, ...] = ()  # the command of the project's own test; empty: none
 
 
@@ -138,6 +140,9 @@ def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
         f"{owner} needs {soname}, which is missing: {_first(paths)}"
         for (owner, soname), paths in lacking.items()
     ]
+    for owner in dict.fromkeys(owner for owner, _ in lacking):
+        if way := advice(owner, [soname for one, soname in lacking if one == owner], *subject.system):
+            faults.append(f"for {owner}: {way}")
     torch = [f"import torch: {found.import_torch}"] if lacking and found.import_torch else []
     return _linkage(began, [*faults, *versions, *torch], len(libraries), list(lacking), versions)
 

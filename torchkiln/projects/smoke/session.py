@@ -26,7 +26,7 @@ from torchkiln.projects.settings import FILE as SETTINGS
 from torchkiln.projects.smoke.account import AccountPackage, ProjectAccount, account_of, is_project
 from torchkiln.projects.smoke.checks import CHECKS, LIMIT, PROBE, ProjectSubject, project_suite
 from torchkiln.projects.source import LockedFolder
-from torchkiln.projects.symbols.libraries import require_known
+from torchkiln.projects.symbols.require import require_known
 from torchkiln.runtimes.command import RuntimeSettings
 from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
@@ -221,6 +221,7 @@ def subject_of(
         site=scheme.site,
         may_lack=may_lack,
         suite=suite,
+        system=(project.cell.base.os, project.needs.apt),
     )
 
 

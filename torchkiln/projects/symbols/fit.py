@@ -5,9 +5,8 @@ could define it does, in whatever order they are loaded. If one of several varia
 (`x_cuda118.so`, `x_cuda126.so`), faults of the other variants are ignored. These are not checked:
 
 - symbols other than those of torch and CUDA, and weak symbols
-- libraries that are only opened by path, or are for other accelerators or other Pythons
+- libraries that are only opened by path, except for another CUDA; those for other accelerators or Pythons
 - libraries that use torch, in packages that work without torch
-- needed libraries that belong neither to torch nor to CUDA, such as libtbb.so.12
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _FOREIGN = re.compile(
 _C_LIBRARY = re.compile(
     r"(libc|libm|libdl|librt|libpthread|libutil|libgcc_s|libstdc\+\+|libgomp|ld-linux-x86-64)\.so\.\d+"
 )
-_NUMBER = re.compile(r"\d+(\.\d+)*")
+VARIANT = re.compile(r"\d+(\.\d+)*")  # in the names of variants of a library
 _MODULE = re.compile(r"(?P<name>\w+)(\.[^/]*)?\.so")
 _OTHER_PYTHON = re.compile(r"\.(cpython|cp|pypy|graalpy)-?(?P<version>\d+)[^/]*\.so")
 _TORCH = "torch"
@@ -191,6 +190,8 @@ class Parent:
     places: Callable[[], Mapping[str, tuple[str, int]]]  # library of a fixed package -> package, size
     library: Callable[[str], Library]  # one of these libraries
     versions: Callable[[], Mapping[str, frozenset[str]]]  # library of the C or C++ compiler -> its versions
+    of_cuda: Callable[[], Collection[str]]  # its libraries of CUDA
+    glibc: tuple[int, int]  # that of the operating system
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +209,9 @@ class Fit:
     """The faults, by package and path, and what could not be checked."""
 
     faults: tuple[Fault, ...] = ()
+    doubts: tuple[
+        Fault, ...
+    ] = ()  # of libraries that are opened by path: their packages may work without them
     unread: tuple[str, ...] = ()
 
 
@@ -217,19 +221,24 @@ def fit(libraries: Sequence[Library], parent: Parent, python: str) -> Fit:
     :param python: the version of the image's Python, "3.11".
     """
     check = _Check(libraries, parent)
-    faults: list[Fault] = []
-    by_variant: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
-    for library in _imported([one for one in libraries if one.is_for(python)]):
-        found = [
+    usable = [one for one in libraries if one.is_for(python)]
+    loaded = {id(one): one for one in _imported(usable)}
+    faults = _by_variant(loaded.values(), check.lacks)
+    doubts = _by_variant([one for one in usable if id(one) not in loaded], check.other_cuda)
+    return Fit(faults=faults, doubts=doubts, unread=tuple(sorted(check.unread)))
+
+
+def _by_variant(some: Iterable[Library], lacks: Callable[[Library], Iterable[Lack]]) -> tuple[Fault, ...]:
+    """What *some* libraries lack, by package and path, unless a variant of the same library lacks nothing."""
+    found: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
+    for library in some:
+        faults = [
             Fault(package=library.package, path=library.path, library=lacking, sentence=sentence)
-            for lacking, sentence in check.lacks(library)
+            for lacking, sentence in lacks(library)
         ]
-        by_variant[library.package, _NUMBER.sub("#", library.path)].append(found)
-    for variants in by_variant.values():
-        if all(variants):
-            faults += [fault for found in variants for fault in found]
-    faults.sort(key=lambda fault: (fault.package, fault.path))
-    return Fit(faults=tuple(faults), unread=tuple(sorted(check.unread)))
+        found[library.package, VARIANT.sub("#", library.path)].append(faults)
+    chosen = (fault for variants in found.values() if all(variants) for each in variants for fault in each)
+    return tuple(sorted(chosen, key=lambda fault: (fault.package, fault.path)))
 
 
 def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
@@ -240,14 +249,14 @@ def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
     open3d has operators for one release of torch.
     """
     modules = [library for library in libraries if library.is_module]
-    loaded = _with_needed(modules, libraries)
+    loaded = with_needed(modules, libraries)
     of_torch = {library.package for library in loaded if library.uses_torch}
     without = {library.package for library in modules} - of_torch
     opened = [one for one in libraries if one.uses_torch and one.package not in without]
-    return iter({id(one): one for one in (*loaded, *_with_needed(opened, libraries))}.values())
+    return iter({id(one): one for one in (*loaded, *with_needed(opened, libraries))}.values())
 
 
-def _with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> list[Library]:
+def with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> list[Library]:
     """The libraries *waiting*, and those of *libraries* that they need."""
     by_name = {name: library for library in libraries for name in library.names}
     found = {id(library): library for library in waiting}
@@ -280,6 +289,14 @@ class _Check:
             partial(self._versions, library.versions),
             *(partial(self._symbols, place, groups[place], library.needed) for place in sorted(groups)),
         ]
+        return self._all(steps)
+
+    def other_cuda(self, library: Library) -> list[Lack]:
+        """The libraries of another CUDA than the image's that *library* needs."""
+        needed = [name for name in library.needed if name not in self._own]
+        return self._all([lambda: ((name, why) for name in needed if (why := self._other_cuda(name)))])
+
+    def _all(self, steps: Iterable[Callable[[], Iterable[Lack]]]) -> list[Lack]:
         found: list[Lack] = []
         for step in steps:
             try:
@@ -291,25 +308,34 @@ class _Check:
     def _libraries(self, names: Iterable[str]) -> Iterator[Lack]:
         """The libraries of torch or CUDA that the image has in another version, or not at all."""
         for name in names:
-            if not (is_torch_library(name) or is_cuda_library(name)) or name in self._parent.places():
-                continue
-            others = [other for other in self._parent.places() if stem_of(other) == stem_of(name)]
-            if is_torch_library(name):
+            if sentence := self._other_cuda(name):
+                yield name, sentence
+            elif is_torch_library(name) and name not in self._parent.places():
                 torch = self._parent.releases.get(_TORCH, _TORCH)
                 yield name, f"needs {name}, which {torch} does not have: built for another torch"
-            elif others:
-                of_cuda = re.match(r"lib(?:cudart|cublas(?:Lt)?)\.so\.(\d+)", name)
-                built = f": built for CUDA {of_cuda[1]}" if of_cuda else ""
-                yield name, f"needs {name}, the image has {', '.join(sorted(others))}{built}"
+
+    def _other_cuda(self, name: str) -> str:
+        """Why the image lacks *name*: it has that library of CUDA in another version; "" if not."""
+        if not is_cuda_library(name) or name in (there := self._parent.of_cuda()):
+            return ""
+        others = sorted(other for other in there if stem_of(other) == stem_of(name))
+        of_cuda = re.match(r"lib(?:cudart|cublas(?:Lt)?)\.so\.(\d+)", name)
+        built = f": built for CUDA {of_cuda[1]}" if of_cuda else ""
+        return f"needs {name}, the image has {', '.join(others)}{built}" if others else ""
 
     def _versions(self, required: Mapping[str, Collection[str]]) -> Iterator[Lack]:
-        """The symbol versions (GLIBCXX_3.4.32) that the loader requires and the base lacks."""
-        for name in sorted(required.keys() - self._own):
+        """The symbol versions (GLIBCXX_3.4.32) that the base lacks; those of a newer glibc need no base."""
+        glibc, lacks = self._parent.glibc, "which the image does not have"
+        wanted = [(one, version) for one in sorted(required.keys() - self._own) for version in required[one]]
+        newer = {one for one in wanted if one[1].startswith("GLIBC_") and _numbers(one[1]) > glibc}
+        for name, version in sorted(newer):
+            yield name, f"needs {version} of {name}, {lacks}; its newest is GLIBC_{glibc[0]}.{glibc[1]}"
+        for name, version in sorted({*wanted} - newer):
             there = self._parent.versions().get(name, frozenset())
-            for version in sorted({*required[name]} - there if there else ()):
+            if there and version not in there:
                 alike = [one for one in there if one.startswith(version.rstrip("0123456789."))]
                 newest = f"; its newest is {max(alike, key=_numbers)}" if alike else ""
-                yield name, f"needs {version} of {name}, which the image does not have{newest}"
+                yield name, f"needs {version} of {name}, {lacks}{newest}"
 
     def _symbols(self, place: str, symbols: Collection[str], needed: Sequence[str]) -> Iterator[Lack]:
         """The *symbols* that no library defines which could; nothing if *place* is not in the image."""

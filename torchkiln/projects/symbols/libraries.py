@@ -1,4 +1,4 @@
-"""Refuses packages of a project whose shared libraries need a library or a symbol that the image lacks.
+"""Reads what the shared libraries of packages need, and what the image has, from the wheels and the base.
 
 The symbols of wheels and bases are read once, and then kept in the cache.
 """
@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
-from itertools import groupby, islice
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from torchkiln.elf.dynamic import LIBRARY
-from torchkiln.errors import BadWheel, BuildFailed, ConfigError, Unresolvable, VerificationFailed
+from torchkiln.errors import BadWheel, BuildFailed, VerificationFailed
 from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.model.project import ProjectLock
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import TarReader, pieces_of
@@ -43,12 +40,9 @@ from torchkiln.store.store import Store
 from torchkiln.util import codec
 
 RECORDS = "symbols"
-_RULES = 3  # raise it when the content of the records changes, or `fit` gives other faults
+_RULES = 4  # raise it when the content of the records changes, or `fit` gives other faults
 _LARGEST = 64 << 20  # bytes of a library of the base; libstdc++ has 2 MB
-_LIBRARY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*\.so[A-Za-z0-9_.+!-]*")
 _STREAMS = 6
-_SHOWN = 3  # faults of a package
-_MOST = 8  # packages
 
 
 def library_names(wheel: LockedWheel, store: Store) -> Mapping[str, int]:
@@ -115,7 +109,10 @@ def parent_of(fixed: Iterable[LockedWheel], base: LockedBase, store: Store) -> P
         found = _recorded(store, ("base", base.digest), lambda: _versions(base, store))
         return {name: frozenset(listed) for name, listed in found.items()}
 
+    listed = {path.rpartition("/")[2] for wheel in wheels.values() for path in wheel.libraries}
     return Parent(
+        of_cuda=lambda: listed or paths().keys(),  # locks of earlier versions list none
+        glibc=operating_system(base.os).glibc,
         releases={name: f"{name} {wheel.version}" for name, wheel in wheels.items()},
         places=lambda: {name: (wheel.name, size) for name, (wheel, _, size) in paths().items()},
         library=library,
@@ -211,7 +208,8 @@ def check_wheels(added: Sequence[LockedWheel], cell: LockedCell, store: Store) -
     python, hashes = cell.python.minor, [sorted(one.sha256 for one in each) for each in (wheels, fixed)]
     key = key_of(["fit", cell.base.digest, python, *hashes])
     if (record := store.record(RECORDS, key)) is not None:
-        return Fit(faults=tuple(Fault(**values) for values in record["faults"]))
+        faults, doubts = (tuple(Fault(**one) for one in record[kind]) for kind in ("faults", "doubts"))
+        return Fit(faults=faults, doubts=doubts)
     libraries: list[Library] = []
     missing: list[str] = []
     for wheel in wheels:
@@ -223,59 +221,6 @@ def check_wheels(added: Sequence[LockedWheel], cell: LockedCell, store: Store) -
         return Fit(unread=tuple(missing))
     result = fit(libraries, parent_of(fixed, cell.base, store), python)
     if not result.unread:
-        store.put_record(RECORDS, key, {"faults": [asdict(fault) for fault in result.faults]})
+        kinds = {"faults": result.faults, "doubts": result.doubts}
+        store.put_record(RECORDS, key, {kind: [*map(asdict, some)] for kind, some in kinds.items()})
     return result
-
-
-def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[str, ...]:
-    """Check that the shared libraries of the packages of *lock* can be loaded in the image of *cell*.
-
-    :return: what is not in *store*, so that some libraries could not be checked: "numpy 2.1.0".
-    :raises Unresolvable: a library cannot be loaded in the image.
-    :raises BadWheel: a wheel is malformed.
-    """
-    found = check_wheels(lock.wheels, cell, store)
-    allowed = {*lock.may_lack}
-    faults = [fault for fault in found.faults if not {fault.package, fault.library} & allowed]
-    if faults:
-        grouped = groupby(faults, key=attrgetter("package"))
-        packages = {name: _lines([*own]) for name, own in islice(grouped, _MOST)}
-        versions = {wheel.name: wheel.version for wheel in lock.wheels}
-        lines = [
-            line
-            for name, own in packages.items()
-            for line in (f"{name} {versions[name]} is not built for {lock.parent}:", *own)
-        ]
-        raise Unresolvable(
-            "\n".join(lines),
-            hint=f"use another release of {' or '.join(packages)}; if the package works without these"
-            f" libraries: project lock DIR --allow-missing {next(iter(packages))}",
-        )
-    return found.unread
-
-
-def require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
-    """:raises ConfigError: a name is neither that of a library nor that of a package of *lock*."""
-    faults = [
-        f"--allow-missing {name}: neither a library nor a package that the project adds"
-        for name in may_lack
-        if not _is_known(name, lock)
-    ]
-    if faults:
-        raise ConfigError.of(
-            faults, hint="name a library (libtbb.so.12), or a package of torchkiln.lock.json"
-        )
-
-
-def still_known(may_lack: Sequence[str], lock: ProjectLock) -> tuple[str, ...]:
-    """The names in *may_lack* that are those of libraries or of packages of *lock*, sorted."""
-    return tuple(sorted({name for name in may_lack if _is_known(name, lock)}))
-
-
-def _is_known(name: str, lock: ProjectLock) -> bool:
-    return _LIBRARY.fullmatch(name) is not None or any(wheel.name == name for wheel in lock.wheels)
-
-
-def _lines(faults: Sequence[Fault]) -> list[str]:
-    more = [f"  and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-    return [*(f"  {fault.path} {fault.sentence}" for fault in faults[:_SHOWN]), *more]
