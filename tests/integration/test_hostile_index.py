@@ -231,7 +231,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
                 ' data-upload-time="2026-09-01T00:00:00Z"',
                 r"^demo: all of its files \(1\) were ",
             ),
-            ("an sdist", ".tar.gz", "", "^no wheel of demo fits the image:"),
+            ("an sdist", ".tar.gz", "", "^demo: no wheel for this image, only source code:"),
             ("another system", "-py3-none-win_amd64.whl", "", "^no wheel of demo fits the image:"),
             ("another Python's wheel", "-cp313-cp313-any.whl", "", "^no wheel of demo fits the image:"),
             (
@@ -258,7 +258,7 @@ def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
         found = lock_from(index.url, tmp_path / "cache", timeout=2 if kind.startswith("slow") else 300)
 
     assert re.search(why, found.message), found
-    assert (found.kind, found.code) in (("BuildFailed", 6), ("Unresolvable", 4))
+    assert (found.kind, found.code) in (("BuildFailed", 6), ("Unresolvable", 4), ("OnlySource", 4))
     assert found.peak < MOST
     assert "secret" not in found.message
     assert "requirements conflict" not in found.message
