@@ -13,7 +13,7 @@ from pathlib import Path  # noqa: E402
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
 MODULES = (
-    *("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "msgspec", "packaging", "platformdirs"),
+    *("click", "deflate", "isal", "jinja2", "jsonschema", "msgspec", "packaging", "platformdirs"),
     *("pypi_simple", "requests", "rich", "uv", "yaml"),
     *(() if sys.version_info >= (3, 14) else ("backports.zstd",)),
 )
