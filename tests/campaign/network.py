@@ -21,7 +21,7 @@ _SMALL = "small_03"  # several small wheels share a layer, and are downloaded fi
 
 def faults() -> Iterator[Disturbance]:
     """Each fault with the expected result."""
-    again = r".* \(6 attempts\)\n.*then run the command again; downloads resume"
+    again = r".* \([56] attempts\)\n.*then run the command again; downloads resume"
     for only, which in ((_BIG, "a big wheel"), (_SMALL, "a small wheel")):
         yield _fault(f"wrong bytes in {which}", 6, r"error: \S+\.whl: .*\S", only=only, flip=1_000)
     yield _fault(
