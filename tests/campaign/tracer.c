@@ -111,10 +111,14 @@ static int is_file(int fd) {
 
 static int fails(int op, int fd, const char *path) {
     char name[4096] = "", link[64];
+    const char *below = "";
     if (fail_op != op) return 0;
-    if (!path) {
+    /* A path below an open folder has the folder's number: /proc/self/fd/7/small.whl. */
+    if (path && sscanf(path, "/proc/self/fd/%d", &fd) == 1) below = path + strcspn(path + 14, "/") + 14;
+    if (!path || *below) {
         snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
         if (readlink(link, name, sizeof name - 1) < 0) return 0;
+        strncat(name, below, sizeof name - strlen(name) - 1);
         path = name;
     }
     if (!strstr(path, fail_part)) return 0;

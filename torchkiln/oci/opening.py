@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from torchkiln.errors import VerificationFailed, printable
@@ -133,7 +132,5 @@ class _Bounded:
     def __enter__(self) -> _Bounded:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

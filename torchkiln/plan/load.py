@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -88,8 +87,6 @@ def _read(folder: Path, faults: list[str]) -> dict[str, OverlayFile]:
             try:
                 data, mode = read_with_mode(path, 1 << 30, follow=False)
             except OSError as error:
-                if error.errno == errno.EMFILE:
-                    raise
                 faults.append(f"{path}: only regular files can go into an image: {error.strerror}")
                 continue
             place = path.relative_to(folder).as_posix()

@@ -46,15 +46,16 @@ def folder_at(path: Path, *, make: int = 0) -> Iterator[Path]:
     :raises OSError: it cannot be opened or created, or a part of *path* is a symbolic link.
     """
     place = Path("/" if path.is_absolute() else ".")
-    with contextlib.ExitStack() as opened:
-        opened.callback(os.close, here := os.open(place, _FOLDER))
+    here = os.open(place, _FOLDER)
+    try:
         for part in path.parts[path.is_absolute() :]:
             place /= part
             try:
                 if make and not os.access(part, os.F_OK, dir_fd=here, follow_symlinks=False):
                     with contextlib.suppress(FileExistsError):  # another process has just created it
                         os.mkdir(part, make, dir_fd=here)
-                opened.callback(os.close, here := os.open(part, _FOLDER, dir_fd=here))
+                above, here = here, os.open(part, _FOLDER, dir_fd=here)
+                os.close(above)
             except OSError as error:
                 if place.is_symlink():
                     raise OSError(errno.ELOOP, f"{place} is a symbolic link") from None
@@ -64,9 +65,10 @@ def folder_at(path: Path, *, make: int = 0) -> Iterator[Path]:
         try:
             yield fixed if fixed.is_dir() else path
         except OSError as error:
-            if error.filename:
-                error.filename = str(error.filename).replace(str(fixed), str(path))
+            error.filename = error.filename and str(error.filename).replace(str(fixed), str(path))
             raise
+    finally:
+        os.close(here)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, TypeVar
 
 SPAWN = multiprocessing.get_context("spawn")  # not fork: this process has threads
@@ -24,7 +23,7 @@ SPAWN = multiprocessing.get_context("spawn")  # not fork: this process has threa
 # Re-entrant, because a signal handler may call `stop_starting` while the main thread is in `kill`.
 _STARTING = threading.RLock()
 _START_SECONDS = 1.0
-_MIN_ADDRESS_SPACE = 2_000_000_000  # bytes; two thirds are for stacks and for malloc's arenas
+_ADDRESS_SPACE = 2_000_000_000  # bytes; two thirds are for stacks and for malloc's arenas
 T = TypeVar("T")
 
 
@@ -48,9 +47,8 @@ class Workers:
 
     def __init__(self, count: int, start: Callable[..., object], *arguments: Any) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
-            needed = f"{_MIN_ADDRESS_SPACE / 1e6:.0f} MB are needed"
-            raise MemoryError(f"ulimit -v is {limit / 1e6:.0f} MB, {needed}")
+        if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
+            raise MemoryError(f"ulimit -v is {limit / 1e6:.0f} MB, {_ADDRESS_SPACE / 1e6:.0f} MB are needed")
         self._start, self._arguments = start, arguments
         # Ctrl-C is left to the main thread; processes that these threads start inherit the mask.
         blocked = (signal.SIG_BLOCK, {signal.SIGINT})
@@ -62,9 +60,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
         for process, connection in self._all:
             connection.close()

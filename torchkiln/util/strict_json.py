@@ -70,10 +70,12 @@ def holds(path: Path, data: bytes) -> bool:
 def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[bytes, int]:
     """`read_file`, and the mode of the file that was read."""
     with open_plain(path, follow=follow) as file:
-        mode, data = os.fstat(file.fileno()).st_mode, file.read(limit + 1)
+        mode, data = os.fstat(file.fileno()).st_mode, bytearray()
+        while piece := file.read(min(1 << 20, limit + 1 - len(data))):  # one read would allocate *limit*
+            data += piece
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-    return data, mode
+    return bytes(data), mode
 
 
 def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from torchkiln.util.files import STEP, forget
 from torchkiln.util.strict_json import open_plain
@@ -53,9 +52,7 @@ class WheelFile:
             except FileNotFoundError:
                 self._pause()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def read(self, count: int) -> bytes:
