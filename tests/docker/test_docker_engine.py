@@ -120,9 +120,9 @@ def test_a_failed_step_is_shown_with_its_last_lines_and_its_position(scene: Scen
 
     assert ran.returncode == 6
     assert ran.stdout == ""
-    error = ran.stderr[ran.stderr.index("error: ") :]
+    error = json.loads(ran.stderr.splitlines()[-1])["error"]
     assert re.match(
-        r"error: step '\[stage-\d \d+/\d+\] RUN --mount=type=secret.*failed: .*exit code: 127",
+        r"step '\[stage-\d \d+/\d+\] RUN --mount=type=secret.*failed: .*exit code: 127",
         error,
         re.DOTALL,
     )

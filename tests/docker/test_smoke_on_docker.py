@@ -115,4 +115,4 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     assert result["digest"].startswith("sha256:")
     assert result["smoke"]["verdict"] == "fail"
     assert result["smoke"]["checks"]["import"] == "failed"
-    assert f"error: {TAG}: fail: " in ran.stderr
+    assert json.loads(ran.stderr.splitlines()[-1])["error"].startswith(f"{TAG}: fail: ")
