@@ -36,7 +36,7 @@ def await_turn(descriptor: int, check: Path) -> None:
     try:
         if "import torch" in check.read_text("utf-8"):
             importlib.import_module("torch")
-    except BaseException:
+    except BaseException:  # a broken torch can raise anything, SystemExit too
         failed = True
     if not os.read(descriptor, 1):
         os._exit(1)  # runner.py has ended
