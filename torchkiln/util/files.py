@@ -65,7 +65,8 @@ def folder_at(path: Path, *, make: int = 0) -> Iterator[Path]:
         try:
             yield fixed if fixed.is_dir() else path
         except OSError as error:
-            error.filename = error.filename and str(error.filename).replace(str(fixed), str(path))
+            if error.filename:
+                error.filename = str(error.filename).replace(str(fixed), str(path))
             raise
     finally:
         os.close(here)

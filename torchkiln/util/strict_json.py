@@ -159,8 +159,7 @@ def limit(bare: str, depth: int = DEPTH, values: int = VALUES) -> None:
     """
     if bare.count(",") + bare.count("[") + bare.count("{") > values:
         raise ValueError(f"more than {values} values")
-    brackets = _BETWEEN.sub("", bare)
-    if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > depth:
+    if max(accumulate(1 if bracket in "[{" else -1 for bracket in _BETWEEN.sub("", bare)), default=0) > depth:
         raise ValueError(f"nested too deep: more than {depth} levels")
 
 
