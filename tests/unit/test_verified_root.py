@@ -15,9 +15,10 @@ from tests.roots import entry, layer, minimal_layout
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import verified_root
+from torchkiln.runtimes.image_root import layers_of, unpacked, verified
 from torchkiln.runtimes.layer_indexes import keep_index, kept_index, kept_tree
 from torchkiln.runtimes.rootfs import using
-from torchkiln.runtimes.verified_root import differences, layers_of, unpacked, verified
+from torchkiln.runtimes.verified_root import differences
 from torchkiln.store.store import Store
 
 DIR, LINK, HARD = b"5", b"2", b"1"
@@ -221,6 +222,6 @@ def test_a_tree_that_differs_again_at_once_is_an_error_of_the_disk(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (scene.root / "usr/bin/planted").write_bytes(b"")
-    monkeypatch.setattr(verified_root, "_sha256", lambda path, status: "0" * 64)
+    monkeypatch.setattr(verified_root, "hashed", lambda path, status: "0" * 64)
     with pytest.raises(BuildFailed, match="differs from the layers that were just unpacked"):
         scene.verify()

@@ -35,7 +35,7 @@ LEFTOVERS = "leftovers"
 # Records of what can be read again from an index, or from the layers.
 _PASSING = (
     *("pages", "urls", "metadata", "beside", "libraries", "own-wheels", "git"),
-    *("evidence", "agreed", "contents", "hashes", "effects", "projects", "symbols", "locks"),
+    *("evidence", "agreed", "contents", "hashes", "erofs", "effects", "projects", "symbols", "locks"),
 )
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "blobs": ("blobs/sha256/*",),
@@ -45,6 +45,7 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "bytecode": ("bytecode/[!.]*.pack",),
     "interpreters": ("interpreters/[!.]*",),
     "rootfs": ("rootfs/[!.]*",),
+    "erofs": ("erofs/sha256/*/[!.]*.erofs",),
     "pytest": ("pytest/[!.]*",),
     "records": tuple(f"records/{name}/[!.]*.json" for name in _PASSING),
 }
@@ -53,7 +54,13 @@ _BY_HASH = frozenset({"blobs", "wheels", "toolkits", DEBS})
 _HASH = re.compile(r"[a-z]+(?:/sha256)?/([0-9a-f]{64})(?:/|\Z)")
 _LOCKS = {"wheels": "wheel", "toolkits": "archive"}  # the lock held during a download
 # Days without use after which entries that are large or soon outdated are deleted.
-_DAYS = {"rootfs": 7, "pytest": 30, "records": 30, DEBS: 90}  # an archive may no longer have the packages
+_DAYS = {
+    "rootfs": 7,
+    "erofs": 7,
+    "pytest": 30,
+    "records": 30,
+    DEBS: 90,
+}  # an archive may no longer have the packages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +206,10 @@ class _Scan:
         for key, record in store.records("roots"):
             self._records[f"rootfs/{key}"] = [record_path("roots", key)]
             self._sizes[f"rootfs/{key}"] = int(record["bytes"])
+        for path in (self._root / "records" / "erofs").glob("[!.]*.json"):
+            self._records[f"erofs/sha256/{path.stem[:2]}/{path.stem}.erofs"] = [
+                record_path("erofs", path.stem)
+            ]
 
     def entries(self) -> Iterator[Entry]:
         for kind, patterns in _PATTERNS.items():
@@ -219,7 +230,7 @@ class _Scan:
         shared = kind == "blobs" and found.st_nlink > 1
         if shared and not users:
             users = ["an unknown layout"]
-        used = _mtime(self._root / records[0]) if kind == "rootfs" and records else found.st_mtime
+        used = _mtime(self._root / records[0]) if kind in ("rootfs", "erofs") and records else found.st_mtime
         busy = next((marks.busy[one] for one in names if one in marks.busy), "")
         return Entry(
             kind=LEFTOVERS if path.name.endswith(".part") else kind,

@@ -184,7 +184,7 @@ def layer_index(layer: LayerBlob) -> LayerIndex:
 
     :raises VerificationFailed: as `unpack`.
     """
-    return _read_layer(layer, lambda _, content: deque(content, maxlen=0), lambda: None)
+    return read_layer(layer, lambda _, content: deque(content, maxlen=0), lambda _: None)
 
 
 def _unpack_all(
@@ -193,26 +193,32 @@ def _unpack_all(
     root.chmod(0o755)
     extractor = Extractor(root, folders)
     try:
-        indexes = tuple(_read_layer(layer, extractor.add, check) for layer in layers)
+        indexes = tuple(read_layer(layer, extractor.add, lambda _: check()) for layer in layers)
         extractor.finish()
         return indexes
     finally:
         extractor.close()
 
 
-def _read_layer(
-    layer: LayerBlob, add: Callable[[TarEntry, Iterable[memoryview]], object], check: Callable[[], None]
+def read_layer(
+    layer: LayerBlob,
+    add: Callable[[TarEntry, Iterable[memoryview]], object],
+    passed: Callable[[bytes], object],
 ) -> LayerIndex:
-    """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
+    """Pass each entry and its content to *add*, which reads it; return the index of the layer.
+
+    :param passed: called with each piece of the tar before its entries are read.
+    :raises VerificationFailed: as `unpack`.
+    """
     paths, index = LayerPaths(), list[IndexedEntry]()
 
-    def checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def seen(pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
-            check()
+            passed(piece)
             yield piece
 
     with verified_layer(layer.path, layer.diff_id, ahead=True) as pieces:
-        tar = TarReader(checked(pieces))
+        tar = TarReader(seen(pieces))
         for entry in tar:
             for fault in paths.add(entry):
                 raise EntryRefused(fault)

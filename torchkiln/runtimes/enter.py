@@ -39,6 +39,7 @@ _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 163
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3 = 38, 2, 0x20080522
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR, _NOBODY, _SIGKILL = 155, 442, 65534, 9
+_SYS_MOVE_MOUNT, _HERE, _FROM_DESCRIPTOR = 429, -100, 4
 _DETACH, _AT_EMPTY_PATH, _AT_RECURSIVE = 2, 0x1000, 0x8000
 
 _NODES = ("null", "full", "random", "urandom", "tty", "zero")
@@ -195,7 +196,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     _mount(None, "/", None, _REC | _PRIVATE)
     # All sources are opened before the root changes, because paths have another meaning afterwards. They are
     # opened in the new mount namespace, because a mount of another namespace cannot be bound.
-    image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
+    lower = [os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)] if spec["root"] else spec["mounts"]
     names = _CONFINED_NODES if spec["confined"] else _NODES
     places = {**{name: f"/dev/{name}" for name in names}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
@@ -209,7 +210,12 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
     os.chdir(top)  # upperdir and workdir are relative: overlay's options allow no comma or colon in a path
-    options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
+    lowers = [f"/proc/self/fd/{lower[0]}"] if spec["root"] else []
+    for number, layer in enumerate(spec["mounts"]):  # the last one is the highest: the first for overlay
+        os.mkdir(f"{number}")
+        _call("syscall", _SYS_MOVE_MOUNT, layer, b"", _HERE, f"{number}".encode(), _FROM_DESCRIPTOR)
+        lowers.insert(0, f"{number}")
+    options = f"lowerdir={':'.join(lowers)},upperdir=upper,workdir=work"
     _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
@@ -244,7 +250,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
             _read_only(target)
     _call("umount2", old.encode(), _DETACH)
     os.rmdir(old)
-    opened = (image, *nodes.values(), *(source for source, _ in driver), *(source for source, *_ in binds))
+    opened = (*lower, *nodes.values(), *(source for source, _ in driver), *(source for source, *_ in binds))
     for descriptor in opened:
         os.close(descriptor)
     if loader:

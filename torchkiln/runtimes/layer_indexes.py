@@ -50,10 +50,14 @@ def tree_of(store: Store, layers: Sequence[LayerBlob]) -> Mapping[str, TreeItem]
     :raises VerificationFailed: a layer is damaged.
     """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return joined(list(pool.map(lambda layer: _index(store, layer), layers)))
+        return joined(list(pool.map(lambda layer: index_of(store, layer), layers)))
 
 
-def _index(store: Store, layer: LayerBlob) -> LayerIndex:
+def index_of(store: Store, layer: LayerBlob) -> LayerIndex:
+    """The index of *layer*, which is read if there is none that this machine's key signed.
+
+    :raises VerificationFailed: *layer* is damaged.
+    """
     found = kept_index(store, layer.diff_id)
     if found is None:
         found = layer_index(layer)

@@ -25,6 +25,7 @@ from torchkiln.runtimes import seccomp
 from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import HostDriver
+from torchkiln.runtimes.mounted import MountedLayers
 from torchkiln.runtimes.sandbox import text_of
 
 _ENTER = Path(__file__).with_name("enter.py")
@@ -47,7 +48,7 @@ class RootfsRuntime:
 
     def run(
         self,
-        image_root: Path,
+        image_root: Path | MountedLayers,
         program: Program,
         *,
         timeout_s: float | None = None,
@@ -76,7 +77,7 @@ class RootfsRuntime:
 
     @contextlib.contextmanager
     def started(
-        self, image_root: Path, program: Program, *, capture: bool = True, stdin: bytes = b""
+        self, image_root: Path | MountedLayers, program: Program, *, capture: bool = True, stdin: bytes = b""
     ) -> Iterator[subprocess.Popen[bytes]]:
         """The process of *program*, as in `run`; at the end it is killed, with all that it started.
 
@@ -91,9 +92,10 @@ class RootfsRuntime:
             confined = {"limits": text_of(self.confined), "filter": seccomp.program(seccomp.BUILDING).hex()}
         # An empty file takes memory, too: about 2 KiB.
         limit = f"size={self.shm_size},nr_inodes={self.shm_size >> 14}" if confined else "size=50%"
-        with using(image_root), os.fdopen(fault_read, "rb") as faults, _input(stdin) as source:
+        with using(image_root) as mounts, os.fdopen(fault_read, "rb") as faults, _input(stdin) as source:
             spec = {
-                "root": str(image_root.absolute()),
+                "root": str(image_root.absolute()) if isinstance(image_root, Path) else None,
+                "mounts": mounts,
                 "argv": list(program.argv),
                 "env": dict(program.env),
                 "binds": [(str(one.source.absolute()), one.target, one.writable) for one in program.binds],
@@ -116,7 +118,7 @@ class RootfsRuntime:
                 stdin=source if capture else None,
                 stdout=subprocess.PIPE if capture else None,
                 stderr=subprocess.PIPE if capture else None,
-                pass_fds=(spec_read, fault_write),
+                pass_fds=(spec_read, fault_write, *mounts),
                 start_new_session=capture,
             )
             try:
@@ -157,23 +159,28 @@ def _machine_files(hostname: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def using(image_root: Path) -> Iterator[None]:
-    """Lock *image_root* while the command runs, so that `cache prune` does not remove it.
+def using(image_root: Path | MountedLayers) -> Iterator[tuple[int, ...]]:
+    """Lock *image_root* while the command runs, so that `cache prune` does not remove it; yields its mounts.
 
-    The lock is on the folder itself, because nothing may be written into it; it ends with this process.
+    The lock is on the folder itself, because nothing may be written into it; it ends with this process. A
+    mount needs none: it keeps the content of a file that is deleted.
     """
+    if not isinstance(image_root, Path):
+        with image_root.mounts() as mounts:
+            yield mounts
+        return
     descriptor = os.open(image_root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
+        yield ()
     finally:
         os.close(descriptor)
 
 
-def _check(image_root: Path, program: Program) -> None:
+def _check(image_root: Path | MountedLayers, program: Program) -> None:
     faults = [] if program.argv else ["no command specified"]
-    if not image_root.is_dir():
+    if isinstance(image_root, Path) and not image_root.is_dir():
         faults.append(f"unpacked image {image_root}: no such directory")
     if not program.workdir.startswith("/"):
         faults.append(f"the working directory must be an absolute path: {program.workdir!r}")

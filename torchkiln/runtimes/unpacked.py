@@ -1,4 +1,4 @@
-"""Implements the runtime that starts commands in an image unpacked in the cache, with this host's GPUs."""
+"""Implements the runtime that starts commands in an image in the cache, with this host's GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes import driver
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, Program, RuntimeSettings, Streams, parse_user
+from torchkiln.runtimes.image_root import root_for
+from torchkiln.runtimes.mounted import MountedLayers
 from torchkiln.runtimes.rootfs import RootfsRuntime
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
-from torchkiln.runtimes.verified_root import unpacked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackedRuntime:
-    """Unpacks images, and runs commands in them in Linux namespaces."""
+    """Mounts or unpacks images, and runs commands in them in Linux namespaces."""
 
     what: str
     in_engine: bool = False
@@ -36,7 +37,7 @@ class UnpackedRuntime:
         image = source.read()
         env = image_env(image) | dict(line.split("=", 1) for line in settings.env)
         gpus = driver.driver_for(env, settings.gpus)
-        root = unpacked(image, source.store, listener)
+        root = root_for(image, source.store, listener)
         config = image.config.get("config") or {}
         starter = RootfsRuntime(shm_size=settings.shm_size, driver=gpus)
         return UnpackedImage(root=root, config=config, env=env, starter=starter)
@@ -46,7 +47,7 @@ class UnpackedRuntime:
 class UnpackedImage:
     """An image in the cache, with its environment, and this host's GPUs."""
 
-    root: Path
+    root: Path | MountedLayers
     config: Mapping[str, Any] = field(hash=False)
     env: Mapping[str, str] = field(hash=False)
     starter: RootfsRuntime

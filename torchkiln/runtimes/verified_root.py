@@ -1,4 +1,4 @@
-"""Unpacks an image in the cache, and verifies the files of an image that was unpacked before.
+"""Compares the files of an unpacked image, or of a mounted layer, with the entries of layers.
 
 The hashes of files that were read are kept, so that unchanged files are not read again. A file counts as
 unchanged if its size, times and inode are the same. On a local file system a program can set the mtime of a
@@ -14,19 +14,13 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.attest import machine_key
-from torchkiln.errors import BuildFailed, printable
 from torchkiln.oci.layer_index import IndexedEntry, TreeItem
-from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.oci.unpack import LayerBlob, forget_root, root_of, unpacked_root
-from torchkiln.runtimes.layer_indexes import keep_index, kept_tree
-from torchkiln.runtimes.runtime import RuntimeListener
 from torchkiln.store.store import Store
 
 RECORDS = "hashes"
@@ -37,92 +31,28 @@ _RECENT_NS = 2_000_000_000  # a file that changed this shortly before may change
 _STATFS = 256  # bytes; longer than struct statfs
 
 Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
-_NAMED = 3  # maximum of differences in a message
 _PIECE = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITABLE = 0o022  # the mode's bits that let other users than the owner write
 
 
-def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
-    """The layers of *image* for `unpack`."""
-    return [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
-
-
-def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reuse: bool = True) -> Path:
-    """The unpacked *image* in the cache, unpacked at the first call.
-
-    :param reuse: the files of an unpacked parent image may be used.
-    :raises VerificationFailed: a layer is damaged.
-    :raises BuildFailed: the disk is full or not writable.
-    """
-    listener.unpacks(image, there=root_of(store, image.manifest).is_dir())
-    return unpacked_root(
-        image.manifest,
-        layers_of(image),
-        store,
-        indexed=lambda diff_id, index: keep_index(store, diff_id, index),
-        reuse=reuse,
-    )
-
-
-def verified(
-    image: ImageOnDisk, store: Store, listener: RuntimeListener
-) -> tuple[Mapping[str, TreeItem], str]:
-    """Compare the unpacked *image* with its layers; return its tree and the time of the comparison, in UTC.
-
-    A copy that differs or has no signed indexes is deleted, and the image is unpacked again.
-
-    :raises VerificationFailed: a layer is damaged.
-    :raises BuildFailed: the copy differs while a command runs in it, or differs again after it was unpacked;
-        or the disk is full or not writable.
-    """
-    root, layers = unpacked(image, store, listener), layers_of(image)
-    tree = kept_tree(store, layers)
-    faults = ["its list of files is missing or not signed by this machine's key"]
-    if tree is not None and not (faults := _differences(root, tree, store)):
-        return tree, _now()
-    listener.say(f"the unpacked image differs from its layers and is unpacked again: {_shortened(faults)}")
-    forget_root(store, image.manifest)
-    if root.exists():
-        raise BuildFailed(
-            f"{root} differs from the image, and a command is running in it",
-            hint="stop that command, and run again",
-        )
-    unpacked(image, store, listener, reuse=False)  # a file of the parent image may be damaged
-    tree = kept_tree(store, layers)
-    if tree is None or (faults := _differences(root, tree, store)):
-        raise BuildFailed(
-            f"{root} differs from the layers that were just unpacked: {_shortened(faults)}",
-            hint="check the disk, and whether another program changes the cache",
-        )
-    return tree, _now()
-
-
-def _differences(root: Path, tree: Mapping[str, TreeItem], store: Store) -> list[str]:
-    hashes = load_hashes(store, root)
-    found = differences(root, tree, hashes)
-    save_hashes(store, root, hashes)
-    return found
-
-
-def _shortened(faults: Sequence[str]) -> str:
-    more = f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    return printable("; ".join(faults[:_NAMED])) + more
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime(_TIME)
-
-
-def differences(root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes) -> list[str]:
+def differences(
+    root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes, *, removed: Collection[str] = ()
+) -> list[str]:
     """The differences between the files below *root* and *tree*, as sorted sentences.
 
     If the caller is not root, the expected owner is the caller, and files that the owner cannot read are
     skipped.
+
+    :param removed: paths with a whiteout of overlayfs, in a mounted layer.
     """
     expected = {path: item.entry for path, item in tree.items()}
     found = dict(_walk(root))
+    for path in removed:
+        if path in found and stat.S_ISCHR(found[path].st_mode) and found[path].st_rdev == 0:
+            del found[path]
+        else:
+            expected.setdefault(path, IndexedEntry(path, "file"))  # reported as missing, or as no file
     faults = [f"{path}: is missing" for path in expected.keys() - found.keys() if path]
     faults += [f"{path}: is not in the image" for path in found.keys() - expected.keys() if path]
     files: list[tuple[str, os.stat_result]] = []
@@ -136,7 +66,7 @@ def differences(root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes) -
     def changed(item: tuple[str, os.stat_result]) -> str:
         path, status = item
         try:
-            sha256 = _sha256(root / path, status)
+            sha256 = hashed(root / path, status)
         except PermissionError:
             return "" if os.geteuid() and not status.st_mode & stat.S_IRUSR else f"{path}: cannot be read"
         except OSError as error:
@@ -173,7 +103,7 @@ def _fault(expected: IndexedEntry, found: os.stat_result, path: Path) -> str:
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     """The status of everything below *root* by path, without following links."""
-    yield "", os.lstat(root)
+    yield "", os.stat(root)  # a mount's root is a link in /proc
     folders = [""]
     while folders:
         above = folders.pop()
@@ -186,8 +116,11 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
                     folders.append(path)
 
 
-def _sha256(path: Path, expected: os.stat_result) -> str:
-    """:raises OSError: it cannot be read, or is no longer the file with that status."""
+def hashed(path: Path, expected: os.stat_result) -> str:
+    """The SHA-256 of the file *path*, whose status is *expected*.
+
+    :raises OSError: it cannot be read, or is no longer the file with that status.
+    """
     digest = hashlib.sha256()
     with open(os.open(path, _FLAGS), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())

@@ -25,10 +25,10 @@ from torchkiln.model.recipe import PREFIX
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.plan.plan import plan
+from torchkiln.runtimes.image_root import layers_of, verified
 from torchkiln.runtimes.layer_indexes import kept_tree, tree_of
 from torchkiln.runtimes.runtime import RuntimeListener
 from torchkiln.runtimes.unpacked import image_env
-from torchkiln.runtimes.verified_root import layers_of, verified
 from torchkiln.store.store import Store
 
 _NAMED = 10  # maximum paths in a message

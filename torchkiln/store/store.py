@@ -298,7 +298,7 @@ def _size(path: Path) -> int:
 # Folders that other users must not be able to change.
 _FOLDERS = (
     *("blobs", "blobs/sha256", "wheels", "records", "locks", "claims", "tmp", "keys"),
-    *("toolkits", "debs", "bytecode", "interpreters", "rootfs", "pytest"),
+    *("toolkits", "debs", "bytecode", "interpreters", "rootfs", "erofs", "pytest"),
 )
 
 

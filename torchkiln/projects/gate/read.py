@@ -38,9 +38,9 @@ from torchkiln.projects.gate.judge import ProjectEvidence, Reported, judge_proje
 from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults, regular_module_of
 from torchkiln.projects.smoke.account import ProjectAccount, account_of, is_project
 from torchkiln.projects.smoke.checks import project_suite
+from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import tree_of
 from torchkiln.runtimes.unpacked import image_env
-from torchkiln.runtimes.verified_root import layers_of
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import open_plain
