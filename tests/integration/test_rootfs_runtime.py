@@ -259,7 +259,8 @@ def test_without_root_a_user_namespace_is_used(image: Path) -> None:
             os.chown(path, 65534, 65534, follow_symlinks=False)
         shutil.copy(enter.__file__, folder / "enter.py")
         spec = (
-            '{"root": "%s/root", "mounts": [], "argv": ["sh", "-c", "id -u; id -g; echo $$"], "env": {"PATH": "/bin"},'
+            '{"root": "%s/root", "mounts": [], "argv": ["sh", "-c", "id -u; id -g; echo $$"],'
+            ' "env": {"PATH": "/bin"},'
             ' "files": {}, "binds": [], "nodes": [], "libraries": [], "tools": [], "workdir": "/",'
             ' "user": [%d, %d], "hostname": "h", "shm": "size=1m",'
             ' "scratch": "%s", "tmpfs": "mode=755", "confined": %s}'

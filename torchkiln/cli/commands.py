@@ -31,6 +31,7 @@ SECTIONS = {
     "Publish": {
         "publish": ("torchkiln.cli.publish", "publish"),
         "push": ("torchkiln.cli.push", "push"),
+        "export": ("torchkiln.cli.export", "export"),
         "verify": ("torchkiln.cli.verify", "verify"),
         "ls": ("torchkiln.cli.repository", "ls"),
         "withdraw": ("torchkiln.cli.repository", "withdraw"),

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, ToolMissing, printable
@@ -52,6 +52,14 @@ def place_of(folder: Path, diff_id: Digest) -> Path:
     return folder / algorithm / value[:2] / f"{value}.erofs"
 
 
+def images_in(folder: Path) -> Iterator[tuple[Path, Digest]]:
+    """The EROFS images in *folder*, with the diff_ids of their layers; other files are left out."""
+    for path in sorted(folder.glob("sha256/??/*.erofs")):
+        diff_id = Digest(f"sha256:{path.stem}")
+        if len(path.stem) == 64 and path == place_of(folder, diff_id):
+            yield path, diff_id
+
+
 def find_mkfs() -> str:
     """The path of mkfs.erofs.
 
@@ -85,7 +93,7 @@ def convert(layer: LayerBlob, target: Path, mkfs: str) -> LayerIndex:
     :raises BuildFailed: the disk is full or not writable.
     """
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             made = Path(folder, "layer.erofs")
             index = confined(Path(folder), lambda check: _converted(layer, made, mkfs, check))
@@ -116,6 +124,9 @@ def _converted(layer: LayerBlob, made: Path, mkfs: str, check: Callable[[], None
             except BaseException:
                 process.kill()
                 raise
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         if process.returncode:
             log.seek(0)
             reason = printable(log.read(_WORDS).decode(errors="replace").strip())

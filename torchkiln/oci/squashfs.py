@@ -1,0 +1,149 @@
+"""Writes an image's files as one squashfs, which pyxis, enroot and Apptainer start from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torchkiln.errors import BuildFailed, ToolMissing, printable
+from torchkiln.oci.layer_index import IndexedEntry, LayerIndex, joined
+from torchkiln.oci.tar_reader import TarEntry
+from torchkiln.oci.unpack import LayerBlob, read_layer
+
+PROGRAM = "tar2sqfs"
+# A thread for each core; the result does not depend on their number.
+_ARGUMENTS = (
+    "--quiet",
+    "--no-skip",
+    "--compressor",
+    "zstd",
+    "--comp-extra",
+    "level=3",
+    "--block-size",
+    "131072",
+)
+_TYPES = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
+_BLOCK = 512
+_WORDS = 1000  # most bytes of the program's message
+
+
+def find_tar2sqfs() -> str:
+    """The path of tar2sqfs.
+
+    :raises ToolMissing: it is not installed.
+    """
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise ToolMissing(f"{PROGRAM}: command not found", hint="apt-get install squashfs-tools-ng")
+    return found
+
+
+def write_squashfs(
+    layers: Sequence[LayerBlob], indexes: Sequence[LayerIndex], target: Path, program: str
+) -> None:
+    """Write the files of the image with *layers* to *target*, which exists complete or not at all.
+
+    The same layers give the same bytes with the same version of *program*.
+
+    :param indexes: the entries of each layer.
+    :raises VerificationFailed: a layer is damaged or has another diff_id.
+    :raises BuildFailed: the disk is full or not writable, or *program* fails.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            made, log = Path(folder, "image.squashfs"), Path(folder, "log")
+            argv = (program, *_ARGUMENTS, str(made))
+            env = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
+            with (
+                log.open("wb") as messages,
+                subprocess.Popen(
+                    argv, stdin=subprocess.PIPE, stdout=messages, stderr=messages, env=env
+                ) as process,
+            ):
+                pipe = process.stdin
+                assert pipe is not None  # it is a pipe
+                try:
+                    write_tar(layers, indexes, pipe.write)
+                except BrokenPipeError:
+                    pass  # its exit code says why it stopped
+                except BaseException:
+                    process.kill()
+                    raise
+                finally:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+            if process.returncode:
+                reason = printable(log.read_bytes()[:_WORDS].decode(errors="replace").strip())
+                raise BuildFailed(f"{PROGRAM} failed with exit code {process.returncode}: {reason}")
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            made.chmod(0o644)
+            os.replace(made, target)
+    except OSError as error:
+        raise BuildFailed(f"{target} cannot be created: {error.strerror}") from error
+
+
+def write_tar(
+    layers: Sequence[LayerBlob], indexes: Sequence[LayerIndex], write: Callable[[bytes], object]
+) -> None:
+    """Write the tree of an image as one tar: its folders, then the other entries of each layer, lowest first.
+
+    :raises VerificationFailed: a layer is damaged or has another diff_id.
+    """
+    tree = joined(indexes)
+    for path in sorted(path for path, item in tree.items() if item.entry.kind == "folder"):
+        write(_header(path, tree[path].entry))
+    for number, (layer, index) in enumerate(zip(layers, indexes, strict=True)):
+        own = {path: item.entry for path, item in tree.items() if item.layer == number}
+        read_layer(layer, partial(_add, own, _names(index, own), write), lambda _: None)
+    write(bytes(2 * _BLOCK))
+
+
+def _names(index: LayerIndex, own: Mapping[str, IndexedEntry]) -> Mapping[str, str]:
+    """For each file of a layer, the first of its names that is in the image, which gets the content.
+
+    :param own: the entries that the image has from the layer; the other names were replaced or removed.
+    """
+    names: dict[str, str] = {}
+    for row in index:
+        if row.path in own and row.kind in ("file", "hard link"):
+            names.setdefault(row.target or row.path, row.path)
+    return names
+
+
+def _add(
+    own: Mapping[str, IndexedEntry],
+    names: Mapping[str, str],
+    write: Callable[[bytes], object],
+    entry: TarEntry,
+    content: Iterable[memoryview],
+) -> None:
+    """Write an entry of a layer if it is in the image."""
+    name = names.get(entry.target if entry.kind == "hard link" else entry.path)
+    if entry.kind == "file" and name:
+        write(_header(name, own[name]))
+        for piece in content:
+            write(bytes(piece))
+        write(bytes(-entry.size % _BLOCK))
+    elif entry.path in own and entry.path != name and entry.kind in ("link", "hard link"):
+        write(_header(entry.path, own[entry.path], link=name if entry.kind == "hard link" else None))
+    deque(content, maxlen=0)
+
+
+def _header(path: str, entry: IndexedEntry, *, link: str | None = None) -> bytes:
+    """The header of *entry* at *path*; of a hard link to the earlier path *link* if there is one."""
+    info = tarfile.TarInfo(path or ".")
+    info.mode, info.uid, info.gid, info.mtime = entry.mode & 0o7777, entry.uid, entry.gid, entry.mtime or 0
+    info.type = tarfile.LNKTYPE if link else _TYPES[entry.kind]
+    info.linkname = link or entry.target
+    info.size = entry.size if info.type == tarfile.REGTYPE else 0
+    return info.tobuf(tarfile.PAX_FORMAT)
