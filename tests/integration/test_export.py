@@ -51,6 +51,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         *(entry("opt", kind=DIR), entry("opt/replaced", b"old"), entry("opt/removed", b"removed")),
         *(entry("opt/second", kind=HARD, to="opt/replaced"), entry("opt/third", kind=HARD, to="opt/removed")),
         *(entry("opt/fourth", kind=HARD, to="opt/removed"), entry("opt/link", kind=LINK, to="../opt/second")),
+        *(entry("etc", kind=DIR), entry("etc/environment", b"OLD=1\n")),
         *(entry("opt/d", kind=DIR, mode=0o2750), entry("opt/d/inside", b"1"), entry("opt/e", kind=DIR)),
         *(entry("opt/e/file", b"x" * 300_000, mode=0o4755), entry(f"opt/{'long' * 40}", b"long name")),
     )
@@ -60,7 +61,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         *(entry("opt/.wh.d"), entry("opt/e", kind=DIR, mode=0o1777)),
     )
     other = layer(tmp_path, entry("srv", kind=DIR))
-    layout = minimal_layout(tmp_path / "dist", [lower, upper], {}, "a")
+    config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}
+    layout = minimal_layout(tmp_path / "dist", [lower, upper], config, "a")
     second = minimal_layout(tmp_path / "second", [lower, other], {}, "b")
     shutil.copytree(second / "blobs", layout / "blobs", dirs_exist_ok=True)
     index, more = (json.loads((folder / "index.json").read_text()) for folder in (layout, second))
@@ -102,15 +104,21 @@ def test_a_squashfs_has_the_files_of_the_image_and_the_same_bytes_each_time(scen
     scene.export("squashfs", second, "a")
     assert first.read_bytes() == second.read_bytes()
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", scene.folder / "x", first], check=True)
-    assert listing(scene.folder / "x") == listing(scene.copy)
+    found, expected = listing(scene.folder / "x"), listing(scene.copy)
+    assert (
+        scene.folder / "x/etc/environment"
+    ).read_text() == "A=b c\nNVIDIA_VISIBLE_DEVICES=all\nPATH=/bin\n"
+    assert found.pop("etc/environment") != expected.pop("etc/environment")
+    assert found == expected
     assert sorted(path.name for path in scene.folder.iterdir()) == ["a.squashfs", "b.squashfs", "x"]
 
 
 @pytest.mark.usefixtures("squashfs_tools")
-def test_a_failed_squashfs_leaves_the_earlier_file(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_squashfs_leaves_no_file_and_an_existing_one_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.folder.mkdir()
     target = scene.folder / "a.squashfs"
-    target.write_bytes(b"earlier")
     programs = scene.folder.parent / "programs"
     programs.mkdir()
     (programs / "tar2sqfs").write_text("#!/bin/sh\necho 'write: No space left on device' >&2\nexit 1\n")
@@ -118,11 +126,13 @@ def test_a_failed_squashfs_leaves_the_earlier_file(scene: Scene, monkeypatch: py
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     said = scene.export("squashfs", target, "a", code=6)
     assert "tar2sqfs failed with exit code 1: write: No space left on device" in said
-    assert target.read_bytes() == b"earlier"
-    assert list(scene.folder.iterdir()) == [target]
+    assert list(scene.folder.iterdir()) == []
     (programs / "tar2sqfs").unlink()
     monkeypatch.setenv("PATH", str(programs))
     assert "apt-get install squashfs-tools-ng" in scene.export("squashfs", target, "a", code=8)
+    target.write_bytes(b"earlier")
+    assert "a.squashfs: File exists" in scene.export("squashfs", target, "a", code=2)
+    assert target.read_bytes() == b"earlier"
 
 
 @pytest.fixture

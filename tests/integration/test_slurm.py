@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.deploy_page import blocks
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.needs import give_up, needs_namespaces, nightly
-from tests.roots import entries_of, layer, minimal_layout, tiny_root
+from tests.needs import give_up, nightly
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, nightly]  # may download Debian's packages
@@ -173,42 +170,6 @@ def test_wrong_arguments_are_named(cluster: Cluster, arguments: list[str], words
 
     assert code != 0
     assert words in output
-
-
-# --- the squashfs file -----------------------------------------------------------------------------
-
-
-@needs_namespaces
-@pytest.mark.skipif(not shutil.which("sqfstar"), reason="no sqfstar: apt-get install squashfs-tools")
-def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
-    """It has the image's files, modes and environment variables. An existing file is not replaced."""
-    root = tiny_root(tmp_path / "root", "grep", "tar")
-    (root / "bin/two words").symlink_to("sh")
-    config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}
-    layout = minimal_layout(tmp_path / "dist", [layer(tmp_path, *entries_of(root))], config, "one")
-    program = f"{ROOT}/.venv/bin/python {ROOT}/build.py"
-    environ = {**os.environ, "TORCHKILN": program, "TORCHKILN_CACHE": str(tmp_path / "cache")}
-
-    def made(ref: str = "one", name: str = "image.sqsh") -> subprocess.CompletedProcess[str]:
-        argv = [str(KIT / "squashfs"), f"{layout}:{ref}", name]
-        return subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-
-    def listed(*words: str) -> list[str]:
-        return subprocess.check_output(["unsquashfs", *words], cwd=tmp_path, text=True).splitlines()
-
-    done = made()
-    assert done.returncode == 0, done.stderr
-    variables = set(listed("-cat", "image.sqsh", "etc/environment"))
-    files = listed("-lls", "-dest", "", "image.sqsh")
-    assert variables == {"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"}
-    assert any(line.startswith("-rwxr-xr-x root/root") and line.endswith(" /bin/tar") for line in files)
-    assert any(line.endswith(" /bin/two words -> sh") for line in files)
-    assert not any("/proc/" in line or "/dev/null" in line for line in files)
-    again = made()
-    assert (again.returncode, "image.sqsh: File exists" in again.stderr) == (2, True)
-    missing = made("two", "other.sqsh")
-    assert (missing.returncode, "two: conversion failed" in missing.stderr) == (1, True)
-    assert sorted(path.name for path in tmp_path.glob("*.sqsh*")) == ["image.sqsh"]
 
 
 def test_the_smoke_job_passes_its_options(cluster: Cluster) -> None:

@@ -25,6 +25,7 @@ from torchkiln.oci.squashfs import find_tar2sqfs, write_squashfs
 from torchkiln.oci.unpack import LayerBlob
 from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import index_of
+from torchkiln.runtimes.unpacked import image_env
 from torchkiln.util.strict_json import read_file
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
@@ -74,15 +75,18 @@ def erofs(folder: Path, names: tuple[str, ...], chosen: CellOptions, output: Pat
 def squashfs(file: Path, name: str | None, chosen: CellOptions, output: Path) -> None:
     """Write the image TAG to FILE as one squashfs, from which pyxis, enroot and Apptainer start.
 
-    The same image gives the same bytes. Needs tar2sqfs of squashfs-tools-ng. Squashfs has no settings of the
-    image: the environment variables and the entrypoint are not in FILE.
+    The same image gives the same bytes. Enroot reads the image's variables from /etc/environment. The image's
+    entrypoint is not in FILE. Needs tar2sqfs (apt-get install squashfs-tools-ng).
     """
+    if os.path.lexists(file):
+        raise ConfigError(f"{file}: File exists", hint="delete it, or name another file")
     named = named_image(name, output, chosen, command="export squashfs")
     program, store = find_tar2sqfs(), open_cache()
-    layers = layers_of(open_layout(named.layout).image(named.ref))
+    image = open_layout(named.layout).image(named.ref)
+    layers = layers_of(image)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         indexes = tuple(pool.map(lambda layer: index_of(store, layer), layers))
-    write_squashfs(layers, indexes, file, program)
+    write_squashfs(layers, indexes, image_env(image), file, program)
     say(f"export: {size(file.stat().st_size)} in {file}")
 
 

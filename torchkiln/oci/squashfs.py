@@ -32,6 +32,7 @@ _ARGUMENTS = (
 )
 _TYPES = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
 _BLOCK = 512
+_VARIABLES = "etc/environment"
 _WORDS = 1000  # most bytes of the program's message
 
 
@@ -47,13 +48,18 @@ def find_tar2sqfs() -> str:
 
 
 def write_squashfs(
-    layers: Sequence[LayerBlob], indexes: Sequence[LayerIndex], target: Path, program: str
+    layers: Sequence[LayerBlob],
+    indexes: Sequence[LayerIndex],
+    env: Mapping[str, str],
+    target: Path,
+    program: str,
 ) -> None:
     """Write the files of the image with *layers* to *target*, which exists complete or not at all.
 
-    The same layers give the same bytes with the same version of *program*.
+    The same image gives the same bytes with the same version of *program*.
 
     :param indexes: the entries of each layer.
+    :param env: the image's variables, for /etc/environment, from which Enroot reads them.
     :raises VerificationFailed: a layer is damaged or has another diff_id.
     :raises BuildFailed: the disk is full or not writable, or *program* fails.
     """
@@ -62,17 +68,17 @@ def write_squashfs(
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             made, log = Path(folder, "image.squashfs"), Path(folder, "log")
             argv = (program, *_ARGUMENTS, str(made))
-            env = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
+            own = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
             with (
                 log.open("wb") as messages,
                 subprocess.Popen(
-                    argv, stdin=subprocess.PIPE, stdout=messages, stderr=messages, env=env
+                    argv, stdin=subprocess.PIPE, stdout=messages, stderr=messages, env=own
                 ) as process,
             ):
                 pipe = process.stdin
                 assert pipe is not None  # it is a pipe
                 try:
-                    write_tar(layers, indexes, pipe.write)
+                    write_tar(layers, indexes, env, pipe.write)
                 except BrokenPipeError:
                     pass  # its exit code says why it stopped
                 except BaseException:
@@ -93,17 +99,25 @@ def write_squashfs(
 
 
 def write_tar(
-    layers: Sequence[LayerBlob], indexes: Sequence[LayerIndex], write: Callable[[bytes], object]
+    layers: Sequence[LayerBlob],
+    indexes: Sequence[LayerIndex],
+    env: Mapping[str, str],
+    write: Callable[[bytes], object],
 ) -> None:
     """Write the tree of an image as one tar: its folders, then the other entries of each layer, lowest first.
+
+    The file /etc/environment has the variables *env* instead of its content in the image.
 
     :raises VerificationFailed: a layer is damaged or has another diff_id.
     """
     tree = joined(indexes)
     for path in sorted(path for path, item in tree.items() if item.entry.kind == "folder"):
         write(_header(path, tree[path].entry))
+    lines = "".join(f"{name}={value}\n" for name, value in sorted(env.items())).encode()
+    write(_header(_VARIABLES, IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
+    write(lines + bytes(-len(lines) % _BLOCK))
     for number, (layer, index) in enumerate(zip(layers, indexes, strict=True)):
-        own = {path: item.entry for path, item in tree.items() if item.layer == number}
+        own = {path: item.entry for path, item in tree.items() if item.layer == number and path != _VARIABLES}
         read_layer(layer, partial(_add, own, _names(index, own), write), lambda _: None)
     write(bytes(2 * _BLOCK))
 
