@@ -84,7 +84,7 @@ def containerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
 
 
 def _layout(folder: Path, tars: list[bytes]) -> Path:
-    """A layout of *tars*, uncompressed: containerd makes the UUID from a digest, which is then the diff_id."""
+    """A layout of *tars*, uncompressed: containerd makes the UUID from the digest, here the diff_id."""
     blobs = folder / "blobs/sha256"
     blobs.mkdir(parents=True)
 
