@@ -27,6 +27,7 @@ from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
 from bench.rows_json import rows_json
 from bench.sibling import sibling
 from bench.sides import Say, keep_bytecode
+from bench.start import start
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
 from bench.thin import thin
 from bench.warm import unchanged, warm
@@ -48,6 +49,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "published-others": published_others,
     "published-cold": published_cold,
     "sibling": sibling,
+    "start": start,
     "thin": thin,
     "project": project,
     "package": package,
