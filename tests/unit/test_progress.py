@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
+import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -22,12 +25,16 @@ from torchkiln.base import mmdebstrap
 from torchkiln.cli import bundle_run
 from torchkiln.cli.build import _SHORT, _timed
 from torchkiln.cli.diff import diff
+from torchkiln.cli.run import _RunOutput
+from torchkiln.cli.shared import console
 from torchkiln.cli.shared.console import LogLines
 from torchkiln.compare import images
 from torchkiln.engine.image import BuildResult
 from torchkiln.model.progress import Reporting, Work
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate import validate as module
+from torchkiln.runtimes.verified_root import unpacked
+from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 # What mmdebstrap --verbose prints: apt announces the essential packages first.
@@ -146,6 +153,36 @@ def test_equal_digests_are_not_read(layout: Path, monkeypatch: pytest.MonkeyPatc
     assert "the images are the same" in text.output
     other = CliRunner().invoke(diff, ["a", "b", "--output", str(layout)])
     assert isinstance(other.exception, AssertionError)
+
+
+def test_an_image_is_unpacked_with_lines_in_a_log_and_a_bar_on_a_terminal(
+    layout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` prints them when it unpacks an image; a second start prints nothing."""
+    image, store = open_layout(layout).image("a"), Store(tmp_path / "cache")
+    unpacked(image, store, _RunOutput())
+    assert re.fullmatch(r"run: unpacking a\ntorchkiln: unpacked (10\.0 MB) of \1\n", capsys.readouterr().err)
+    unpacked(image, store, _RunOutput())
+    assert capsys.readouterr().err == ""
+
+    program = "import sys; from tests.unit.test_progress import unpack_again; unpack_again(sys.argv[1])"
+    screen = on_terminal(program, str(layout), width=60, module=False)
+    assert (screen.code, "unpacked" in screen.raw) == (0, False)
+    assert "10.0/10.0 MB" in screen.raw
+
+
+def unpack_again(layout: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        unpacked(open_layout(Path(layout)).image("a"), Store(Path(folder)), _RunOutput())
+
+
+def test_a_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle has no rich."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with console.progress(quiet=False) as observer:
+        assert isinstance(observer, LogLines)
 
 
 def test_packages_of_a_base_are_counted() -> None:

@@ -11,7 +11,7 @@ from torchkiln.model.lock import LockedArchive, LockedWheel
 
 Work = Literal[
     "download", "convert", "toolkit", "compress", "packages", "write", "step", "load", "push", "verify",
-    "read",
+    "read", "unpack",
 ]  # fmt: skip
 
 

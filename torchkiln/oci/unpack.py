@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
+from torchkiln.model.progress import UNREPORTED, Observer
 from torchkiln.oci.extract import EntryRefused, Extractor
 from torchkiln.oci.layer_index import Content, IndexedEntry, LayerIndex
 from torchkiln.oci.opening import verified_layer
@@ -50,6 +51,7 @@ class LayerBlob:
 
     path: Path
     diff_id: Digest
+    size: int = 0  # bytes of the blob, for progress
 
 
 def root_of(store: Store, manifest: Digest) -> Path:
@@ -64,6 +66,7 @@ def unpacked_root(
     *,
     indexed: Callable[[Digest, LayerIndex], None] = lambda diff_id, index: None,
     reuse: bool = True,
+    observer: Observer = UNREPORTED.observer,
 ) -> Path:
     """The unpacked image *manifest* in the cache, unpacked at the first call. It must not be changed.
 
@@ -76,7 +79,7 @@ def unpacked_root(
     if not root.is_dir():
         with store.lock(f"rootfs-{root.name}", "unpacks that image"):
             if not root.is_dir():
-                for layer, index in _unpack_into_cache(layers, root, store, reuse=reuse):
+                for layer, index in _unpack_into_cache(layers, root, store, observer, reuse=reuse):
                     indexed(layer.diff_id, index)
     # The time of the record is that of the last use. The time of the root itself is visible in the image.
     store.touch(store.root / "records" / "roots" / f"{root.name}.json")
@@ -114,7 +117,7 @@ def lower_root(store: Store, layers: Sequence[LayerBlob]) -> tuple[Path, int] | 
 
 
 def _unpack_into_cache(
-    layers: Sequence[LayerBlob], root: Path, store: Store, *, reuse: bool
+    layers: Sequence[LayerBlob], root: Path, store: Store, observer: Observer, *, reuse: bool
 ) -> list[tuple[LayerBlob, LayerIndex]]:
     """Unpack in tmp/, rename the result to *root*, and record its size. `sweep` cleans tmp/ after a crash.
 
@@ -123,9 +126,9 @@ def _unpack_into_cache(
     temporary = store.temporary("root")
     lower, count = (reuse and lower_root(store, layers)) or (None, 0)
     try:
-        indexes = _on_lower(layers[count:], temporary, lower) if lower else None
+        indexes = _on_lower(layers[count:], temporary, observer, lower) if lower else None
         if indexes is None:
-            count, indexes = 0, unpack(layers, temporary)
+            count, indexes = 0, unpack(layers, temporary, observer)
         size, files = tree_size(temporary)
         # Only the owner may enter: other users could start set-user-ID programs of the image.
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,16 +143,24 @@ def _unpack_into_cache(
         remove_tree(temporary)
 
 
-def _on_lower(layers: Sequence[LayerBlob], into: Path, lower: Path) -> tuple[LayerIndex, ...] | None:
+def _on_lower(
+    layers: Sequence[LayerBlob], into: Path, observer: Observer, lower: Path
+) -> tuple[LayerIndex, ...] | None:
     """`unpack` with *lower*; None if files of *lower* cannot be linked, or another process deletes them."""
     try:
-        return unpack(layers, into, lower=lower)
+        return unpack(layers, into, observer, lower=lower)
     except BuildFailed:
         remove_tree(into)
         return None
 
 
-def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None) -> tuple[LayerIndex, ...]:
+def unpack(
+    layers: Sequence[LayerBlob],
+    into: Path,
+    observer: Observer = UNREPORTED.observer,
+    *,
+    lower: Path | None = None,
+) -> tuple[LayerIndex, ...]:
     """Unpack *layers*, lowest first, to the folder *into*, which appears complete or not at all.
 
     Returns the entries of each layer.
@@ -170,7 +181,9 @@ def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None
         raise BuildFailed(f"{into} cannot be created: {error.strerror}") from error
     try:
         folders = link_tree(lower, work) if lower else ()
-        indexes = confined(work, lambda check: _unpack_all(layers, work, check, folders))
+        for layer in layers:
+            observer.begin("unpack", layer.diff_id, layer.size)
+        indexes = confined(work, lambda check: _unpack_all(layers, work, check, folders, observer))
         os.replace(work, into)
         return indexes
     except OSError as error:
@@ -188,14 +201,21 @@ def layer_index(layer: LayerBlob) -> LayerIndex:
 
 
 def _unpack_all(
-    layers: Sequence[LayerBlob], root: Path, check: Callable[[], None], folders: Iterable[TarEntry]
+    layers: Sequence[LayerBlob],
+    root: Path,
+    check: Callable[[], None],
+    folders: Iterable[TarEntry],
+    observer: Observer,
 ) -> tuple[LayerIndex, ...]:
     root.chmod(0o755)
     extractor = Extractor(root, folders)
     try:
-        indexes = tuple(read_layer(layer, extractor.add, lambda _: check()) for layer in layers)
+        indexes = []
+        for layer in layers:
+            indexes.append(read_layer(layer, extractor.add, lambda _: check()))
+            observer.advance("unpack", layer.diff_id, layer.size)
         extractor.finish()
-        return indexes
+        return tuple(indexes)
     finally:
         extractor.close()
 

@@ -26,7 +26,7 @@ _NAMED = 3  # maximum of differences in a message
 
 def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
     """The layers of *image* for `unpack`."""
-    return [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+    return [LayerBlob(path=layer.path, diff_id=layer.diff_id, size=layer.size) for layer in image.layers]
 
 
 def root_for(image: ImageOnDisk, store: Store, listener: RuntimeListener) -> Path | MountedLayers:
@@ -80,13 +80,15 @@ def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reu
     :raises BuildFailed: the disk is full or not writable.
     """
     listener.unpacks(image, there=root_of(store, image.manifest).is_dir())
-    return unpacked_root(
-        image.manifest,
-        layers_of(image),
-        store,
-        indexed=lambda diff_id, index: keep_index(store, diff_id, index),
-        reuse=reuse,
-    )
+    with listener.progress() as observer:
+        return unpacked_root(
+            image.manifest,
+            layers_of(image),
+            store,
+            indexed=lambda diff_id, index: keep_index(store, diff_id, index),
+            reuse=reuse,
+            observer=observer,
+        )
 
 
 def verified(

@@ -33,6 +33,7 @@ _LABELS: dict[Work, str] = {
     "push": "push",
     "verify": "verify",
     "read": "read",
+    "unpack": "unpack",
 }
 _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
 _NUMBERS = 46  # characters of the columns "821.2/3,100.0 MB 123.4 MB/s 0:00:12" and of a short bar

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torchkiln.cli.shared import terminal
@@ -27,7 +28,9 @@ _TENTHS = 10  # maximum of lines for a task whose total is known when it begins
 _SHORT_READ = 8 << 20  # bytes; fewer are read in less than a second, so no line is printed
 
 #: The kinds of work of which one total is printed for all names, and the first words of its lines.
-_COUNTED: Mapping[Work, str] = {"verify": "verified", "read": "read", "packages": "packages configured:"}
+_COUNTED: Mapping[Work, str] = {
+    "verify": "verified", "read": "read", "unpack": "unpacked", "packages": "packages configured:"
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -35,7 +38,8 @@ def progress(*, quiet: bool) -> Iterator[Observer]:
     """An observer for one task: bars on a terminal with escape sequences, else lines; nothing if *quiet*."""
     if quiet:
         yield Silent()
-    elif sys.stderr.isatty() and terminal.color() is None:  # escape sequences may be written
+    # Escape sequences may be written; a bundle has no rich.
+    elif sys.stderr.isatty() and terminal.color() is None and find_spec("rich"):
         from torchkiln.cli.shared.bars import Bars
 
         with Bars() as bars:

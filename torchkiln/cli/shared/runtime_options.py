@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -43,10 +42,12 @@ run_on_options = gathered("on", RunOn, runtime_option(), gpus_option, shm_size_o
 
 
 class EngineLines:
-    """Prints an engine's messages and progress on stderr."""
+    """Prints a runtime's messages and progress on stderr."""
+
+    _quiet = False
 
     def say(self, line: str) -> None:
         console.say(line)
 
     def progress(self) -> AbstractContextManager[Observer]:
-        return console.progress(quiet=not sys.stderr.isatty())
+        return console.progress(quiet=self._quiet)
