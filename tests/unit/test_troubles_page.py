@@ -20,8 +20,8 @@ LABELS = {
 }
 
 
-def test_there_are_fifteen_errors() -> None:
-    assert len(TITLES) == 15
+def test_there_are_eighteen_errors() -> None:
+    assert len(TITLES) == 18
 
 
 def test_the_translation_has_the_same_headings() -> None:
