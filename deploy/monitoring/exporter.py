@@ -7,7 +7,9 @@ With `--log FILE` it also serves the speed and loss in the output of a training 
 """
 
 import argparse
+import contextlib
 import ctypes
+import glob
 import os
 import re
 import stat
@@ -43,6 +45,7 @@ METRICS = {
     "torchkiln_training_loss": "loss of this step",
     "torchkiln_training_loss_scale": "loss scale of the gradient scaler at this step; 1 without a scaler",
     "torchkiln_training_samples_per_second": "samples per second of all processes",
+    "torchkiln_log_writers": "processes that have the log open for writing; 0 if the run ended or was killed",
     "torchkiln_nccl_warnings_total": "NCCL's warnings and errors in the log",
 }
 
@@ -179,6 +182,8 @@ class TrainingLog:
             else {}
         )
         found = {**self._last, **age, "torchkiln_nccl_warnings_total": self._warnings}
+        if self._file:
+            found["torchkiln_log_writers"] = _writers(self.path, os.fstat(self._file.fileno()))
         return [(name, {"log": self.path}, value) for name, value in found.items()] if self._file else []
 
     def _added(self):
@@ -207,6 +212,21 @@ class TrainingLog:
         if self._file:
             self._file.close()
         self._file, self._rest, self._last = None, b"", {}
+
+
+def _writers(path, log):
+    """The number of visible processes that have *log*, the file at *path*, open for writing."""
+    found = set()
+    for place in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError, ValueError):  # it ended, or belongs to another user
+            # Names first: stat waits for a file of a server that does not answer.
+            same = os.path.basename(os.readlink(place)) == os.path.basename(path)
+            if same and os.path.samestat(os.stat(place), log):
+                with open(place.replace("/fd/", "/fdinfo/")) as file:
+                    flags = re.search(r"^flags:\s*(\d+)", file.read(), re.M)
+                if flags and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    found.add(place.split("/")[2])
+    return len(found)
 
 
 def _step(line):

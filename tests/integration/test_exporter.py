@@ -136,6 +136,31 @@ def test_the_log_of_a_training_run(tmp_path: Path) -> None:
     assert replaced == {"nccl_warnings_total": "2"}
 
 
+def test_a_hung_run_and_a_killed_one_differ(tmp_path: Path) -> None:
+    """Both stop at a step; only the killed one has no process that writes the log. Readers do not count."""
+    log = tmp_path / "log"
+
+    def writers() -> list[str]:
+        page = fetched(f"http://{address}/metrics").decode()
+        assert f'torchkiln_training_step{{log="{log}"}} 10.0\n' in page
+        return re.findall(r"^torchkiln_log_writers\{.*\} (\d+)$", page, re.MULTILINE)
+
+    with serving({"PATH": "/bin"}, "--log", str(log)) as address:
+        log.write_text(STEP.format(10))
+        with (tmp_path / "other").open("w"), log.open():
+            assert writers() == ["0"]
+        hung = "print('started', flush=True); input()"
+        with (
+            log.open("a") as file,
+            subprocess.Popen([sys.executable, "-c", hung], stdin=subprocess.PIPE, stdout=file) as process,
+        ):
+            file.close()
+            assert writers() == ["1"]
+            process.kill()
+            process.wait()
+            assert writers() == ["0"]
+
+
 @pytest.mark.parametrize(
     "line",
     [
