@@ -25,6 +25,8 @@ PAGES: Mapping[str, str] = {
     "CHANGELOG.md": "CHANGELOG.md",
     "examples/recipes/amp-mistakes.md": "amp-mistakes.md",
     "examples/recipes/amp-mistakes.zh-CN.md": "amp-mistakes.zh-CN.md",
+    "examples/recipes/README.zh-CN.md": "recipes.zh-CN.md",
+    "deploy/README.zh-CN.md": "deploy.zh-CN.md",
 }
 # Not a page of MkDocs: `make docs` adds it after the build (docs/publishing.md).
 CATALOGUE = "catalogue/index.html"
@@ -38,8 +40,10 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "troubles.zh-CN.md",
         "mirrors.zh-CN.md",
         "deploy.md",
+        "deploy.zh-CN.md",
         "gpu-hosts/",
         "recipes.md",
+        "recipes.zh-CN.md",
         "amp-mistakes.md",
         "amp-mistakes.zh-CN.md",
     ),

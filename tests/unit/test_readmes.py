@@ -73,6 +73,35 @@ def test_the_same_links() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [
+        ("docs/deploy.md", "deploy/README.zh-CN.md"),
+        ("docs/recipes.md", "examples/recipes/README.zh-CN.md"),
+    ],
+)
+def test_a_translation_has_the_commands_names_and_figures_of_its_page(english: str, chinese: str) -> None:
+    """It may leave out sections and sentences."""
+    code = re.compile(r"```sh\n[^`]*?```|^    \S.*$|`[^`\n]+`", re.MULTILINE)
+    original, translated = ((ROOT / page).read_text() for page in (english, chinese))
+    tables = [
+        [numbers(row) for row in re.findall(r"^\| .*", text.split("\n## Measured")[0], re.MULTILINE)]
+        for text in (original, translated)
+    ]
+
+    assert len(code.findall(translated)) > 20
+    assert [found for found in code.findall(translated) if found not in original] == []
+    assert set(numbers(translated)) <= set(numbers(original)) | {"70", "1750"}  # 7 and 175 billion
+    assert [len(row) for row in tables[1] if row] == [len(row) for row in tables[0] if row]
+
+
+@pytest.mark.parametrize("page", ["README", "examples/recipes/README", "deploy/README", "docs/troubles"])
+def test_a_page_and_its_translation_link_each_other(page: str) -> None:
+    name = page.rpartition("/")[2]
+    assert f"[中文]({name}.zh-CN.md)" in (ROOT / f"{page}.md").read_text()
+    assert f"[English]({name}.md)" in (ROOT / f"{page}.zh-CN.md").read_text()
+
+
 @pytest.mark.parametrize("command", dict.fromkeys(c for page in BOTH for c in commands(page.read_text())))
 def test_a_test_runs_each_command(command: str) -> None:
     assert scene_of(command) in Scene
