@@ -25,4 +25,7 @@ def demand_parses(words: Sequence[str]) -> None:
         assert found is not None, f"there is no command {words[0]!r}"
         command, words = found, words[1:]
         context = click.Context(command, parent=context)
-    command.make_parser(context).parse_args(words)
+    values, _, _ = command.make_parser(context).parse_args(words)
+    first = values["command"][:1] if isinstance(values.get("command"), list | tuple) else []
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--" in words or options.isdisjoint(first), "an option after the TAG"

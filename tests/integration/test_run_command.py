@@ -49,6 +49,8 @@ def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
         pytest.param(["-e", "FROM=me", "--", "sh", "-c", "echo $FROM"], "me\n", id="env"),
         pytest.param(["--user", "5:6", "--", "sh", "-c", "id -u; id -g"], "5\n6\n", id="user"),
         pytest.param(["-w", "/bin", "2.7-test", "--", "sh", "-c", "pwd"], "/bin\n", id="workdir"),
+        pytest.param(["2.7-test", "-w", "/bin", "--", "sh", "-c", "pwd"], "/bin\n", id="tag first"),
+        pytest.param(["2.7-test", "sh", "-c", "echo $1", "-", "--", "-w"], "-w\n", id="words of a command"),
     ],
 )
 def test_commands_run_with_the_settings_of_image_and_caller(dist: Path, args: list[str], out: str) -> None:

@@ -24,7 +24,10 @@ from torchkiln.util.places import ROOT
 
 REFERENCE, IMAGE = ((ROOT / "docs" / page).read_text() for page in ("reference.md", "image.md"))
 DOCUMENTS = sorted(
-    (*ROOT.glob("*.md"), *(page for top in ("docs", "deploy", "examples") for page in (ROOT / top).rglob("*.md")))
+    (
+        *ROOT.glob("*.md"),
+        *(page for top in ("docs", "deploy", "examples") for page in (ROOT / top).rglob("*.md")),
+    )
 )
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)(?P<target>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")

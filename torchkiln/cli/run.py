@@ -27,10 +27,17 @@ from torchkiln.runtimes.unpacked import image_user
 class _WithTail(click.Command):
     """Keeps the words after `--` apart: they are COMMAND, even if the first could be a TAG."""
 
+    def has(self, words: object) -> bool:
+        """Whether the first of *words* is an option."""
+        options = {word for parameter in self.params for word in parameter.opts}
+        return isinstance(words, list | tuple) and bool(words) and words[0].partition("=")[0] in options
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
             args, ctx.meta["torchkiln.tail"] = args[:at], tuple(args[at + 1 :])
+            values, _, _ = self.make_parser(ctx).parse_args(list(args))
+            ctx.allow_interspersed_args = self.has(values["command"])  # `run TAG --bind SRC:DST -- COMMAND`
         return super().parse_args(ctx, args)
 
 
@@ -90,8 +97,7 @@ def run(
     `docker run` command is shown. TAG can be docker:NAME, an image of the engine. Without COMMAND, port 8888
     is published on 127.0.0.1, and port 22 as 2222 if SSH_PUBLIC_KEY is set.
     """
-    options = {word for parameter in ctx.command.params for word in parameter.opts}
-    if command and command[0].partition("=")[0] in options:
+    if isinstance(ctx.command, _WithTail) and ctx.command.has(command):
         raise click.UsageError(f"{command[0]}: options must precede the TAG; put -- before a command", ctx)
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
     if chosen.any and name is not None:
