@@ -24,7 +24,7 @@ def demand_parses(words: Sequence[str]) -> None:
         found = command.get_command(context, words[0])
         assert found is not None, f"there is no command {words[0]!r}"
         command, words = found, words[1:]
-        context = click.Context(command, parent=context)
+        context = click.Context(command, parent=context, **command.context_settings)
     values, _, _ = command.make_parser(context).parse_args(words)
     first = values["command"][:1] if isinstance(values.get("command"), list | tuple) else []
     options = {option for parameter in command.params for option in parameter.opts}
