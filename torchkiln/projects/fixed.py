@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import ConfigError
-from torchkiln.model.lock import LockedWheel
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.projects.asked import Asked, ProjectNeeds
 
 _FAMILY = ("torch", "torchvision", "torchaudio")
@@ -39,14 +42,67 @@ def _is_fixed(wheel: LockedWheel) -> bool:
     return wheel.name in _FAMILY or wheel.name in _COMPILERS or wheel.name.startswith(("nvidia-", "cuda-"))
 
 
-def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
-    """The constraints (PEP 508) that pin the fixed packages of *wheels*, and numpy's major version."""
-    found = [f"{wheel.name}=={wheel.version}" for wheel in fixed_wheels(wheels).values()]
-    for wheel in wheels:
-        if wheel.name == "numpy":
-            major = Version(wheel.version).major
-            found.append(f"numpy>={major},<{major + 1}")
-    return tuple(found)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """The versions of a package that an image allows: "<3", "==2.7.1"."""
+
+    name: str
+    versions: str
+    why: str
+
+    @property
+    def requirement(self) -> str:
+        """The bound in the form of PEP 508."""
+        return f"{self.name}{self.versions}"
+
+    @property
+    def text(self) -> str:
+        """The bound in a sentence."""
+        return f"the image fixes {self.name} to {self.versions.removeprefix('==')}"
+
+
+def bounds_of(cell: LockedCell, reasons: Mapping[str, str] = MappingProxyType({})) -> tuple[Bound, ...]:
+    """The bounds of the image of *cell*: its fixed packages, those of its matrix, and what its torch needs.
+
+    :param reasons: of requirements and constraints of the cell that are not from matrix.yaml.
+    """
+    found = {
+        wheel.name: Bound(
+            name=wheel.name, versions=f"=={wheel.version}", why="torch and its libraries were tested together"
+        )
+        for wheel in fixed_wheels(cell.wheels).values()
+    }
+    listed = (*(one.requirement for one in cell.resolution.constraints), *cell.resolution.requirements)
+    for text in listed:
+        requirement = Requirement(text)
+        name, versions = canonicalize_name(requirement.name), str(requirement.specifier)
+        if versions and name not in found:
+            found[name] = Bound(
+                name=name, versions=versions, why=reasons.get(text, "of matrix.yaml: packages")
+            )
+    for wheel in cell.wheels:
+        if wheel.name == "numpy" and "numpy" not in found:
+            # Wheels that were built for NumPy 2 also work with NumPy 1; for others there is a constraint.
+            major = max(2, Version(wheel.version).major)
+            why = f"torch was built for NumPy {major}"
+            found["numpy"] = Bound(name="numpy", versions=f"<{major + 1}", why=why)
+    return tuple(found.values())
+
+
+def explained(message: str, bounds: Iterable[Bound]) -> str:
+    """The resolver's *message*, which calls *bounds* of the image requirements of the user, corrected."""
+    whys: list[str] = []
+    for bound in bounds:
+        pattern = rf"you require (\S+ and )?{re.escape(bound.requirement)}( and)?(?=[,.]?(?:\s|$))"
+
+        def corrected(found: re.Match[str], text: str = bound.text) -> str:
+            first, last = (f"you require {found[1]}" if found[1] else ""), found[2]
+            return f"{first}{text}{' and you require' if last else ''}"
+
+        message, count = re.subn(pattern, corrected, message)
+        if count:
+            whys.append(f"\n{bound.text}, because {bound.why}")
+    return message + "".join(whys)
 
 
 def movable(

@@ -24,7 +24,7 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of, hashes_of
-from torchkiln.projects.fixed import Ignored, constraints_of, fixed_wheels, movable
+from torchkiln.projects.fixed import Bound, Ignored, bounds_of, explained, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.settle import Behind, Settler, newest_possible, without
 
@@ -99,14 +99,15 @@ class Parent:
     """The image on which a project is installed.
 
     `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
-    queried; `torches`: see `movable`; `wheels`: see
-    `Settler.image`.
+    queried; `torches`: see `movable`; `reasons`: see `bounds_of`;
+    `wheels`: see `Settler.image`.
     """
 
     lock: LockedCell
     bound: tuple[str, ...] = ()
     known: tuple[KnownWheel, ...] = ()
     torches: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     wheels: tuple[LocalWheel, ...] = ()
 
 
@@ -148,7 +149,8 @@ def lock_project(
     fixed = fixed_wheels(cell.wheels)
     requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
     constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
-    wanted = replace(_request(requirements, constraints, parent, as_of), local=local)
+    bounds = bounds_of(cell, parent.reasons)
+    wanted = replace(_request(requirements, constraints, parent, bounds, as_of), local=local)
     own = tuple(asked.text for asked in requirements)
     settler = Settler(index=index, parent=cell, own=own, kept=kept, image=parent.wheels)
     try:
@@ -172,7 +174,8 @@ def lock_project(
                 ' (wheels = "wheels"): see docs/projects.md'
             )
         raise Unresolvable(
-            f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}", hint=hint
+            f"{needs.name}: {needs.source} cannot be installed in {tag}: {explained(error.message, bounds)}",
+            hint=hint,
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
     _require_hashes(requirements, now)
@@ -195,7 +198,7 @@ def lock_project(
         lock=lock,
         source=needs.source,
         moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
-        behind=old,
+        behind=tuple(replace(one, why=explained(one.why, bounds)) for one in old),
     )
 
 
@@ -239,7 +242,11 @@ def _applying(asked: Iterable[Asked], cell: LockedCell) -> tuple[Asked, ...]:
 
 
 def _request(
-    requirements: Iterable[Asked], constraints: Iterable[Asked], parent: Parent, as_of: str
+    requirements: Iterable[Asked],
+    constraints: Iterable[Asked],
+    parent: Parent,
+    bounds: Iterable[Bound],
+    as_of: str,
 ) -> IndexRequest:
     """The request for one environment with the packages of *parent* and of the project.
 
@@ -250,11 +257,11 @@ def _request(
     names = (wheel.name for wheel in parent.lock.wheels)
     own = (asked.text for asked in requirements)
     listed = dict.fromkeys((*own, *resolution.requirements, *names))
-    bounds = (*(bound.requirement for bound in resolution.constraints), *constraints_of(parent.lock.wheels))
+    allowed = (bound.requirement for bound in bounds)
     of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
     return IndexRequest(
         requirements=without(known, listed),
-        constraints=without(known, (*bounds, *(asked.text for asked in constraints))),
+        constraints=without(known, (*allowed, *(asked.text for asked in constraints))),
         python=resolution.cell.python,
         glibc=operating_system(resolution.cell.os).glibc,
         as_of=as_of,

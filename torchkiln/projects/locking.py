@@ -49,7 +49,7 @@ from torchkiln.projects.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.util.files import delete
 from torchkiln.util.sizes import size
-from torchkiln.util.versions import numbers
+from torchkiln.util.versions import minor_of, numbers
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.metadata import metadata_in
 
@@ -106,7 +106,8 @@ def lock_folder(
                 lock=parent,
                 bound=locks.bound,
                 known=record.known,
-                torches=_torches(locks, request.cell),
+                torches=(torches := _torches(locks, request.cell)),
+                reasons=_reasons(locks, request.cell, torches),
                 wheels=_wheels_of_image(parent, store),
             ),
             index,
@@ -267,6 +268,18 @@ def _torches(locks: LockFolder, cell: Cell) -> dict[str, str]:
             found.append((not options, same, numbers(torch), torch, options))
     best_last = {torch: options for *_, torch, options in sorted(found)}
     return dict(reversed(best_last.items()))
+
+
+def _reasons(locks: LockFolder, cell: Cell, torches: Mapping[str, str]) -> dict[str, str]:
+    """Why cells like *cell* have the constraints and requirements of traps, with the best other torch."""
+    found: dict[str, str] = {}
+    for trap in locks.facts.traps:
+        other = next((one for one in torches if trap.releases and minor_of(one) not in trap.releases), "")
+        way = f" (not with --torch {other}{torches[other]})" if other else ""
+        found |= {
+            text: f"of torch {cell.torch}: {trap.why}{way}" for text in (trap.constrain, trap.require) if text
+        }
+    return found
 
 
 def with_packages(

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchkiln.engine.image_lock import lock_of
@@ -32,7 +33,7 @@ from torchkiln.oci.tar_names import LayerPaths
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.projects.built_layers import BuiltLayers, built_layers
 from torchkiln.projects.effect import files_of_records, fixed_modules
-from torchkiln.projects.fixed import fixed_wheels
+from torchkiln.projects.fixed import bounds_of, fixed_wheels
 from torchkiln.projects.gate.config import ConfigRules
 from torchkiln.projects.gate.judge import ProjectEvidence, Reported, judge_project
 from torchkiln.projects.gate.rules import LIBRARY, Below, code_faults, package_faults, regular_module_of
@@ -224,15 +225,14 @@ def _build_faults(project: ProjectImage, built: BuiltLayers | None) -> Iterator[
 
 def _locked_faults(project: ProjectImage) -> Iterator[str]:
     """Why the wheels in project.json do not fit the parent image."""
-    wheels = {wheel.name: wheel.version for wheel in project.locked.wheels}
-    account = project.account
-    for name in sorted({*account.removed, *(wheel.name for wheel in account.wheels)}):
+    account, versions = project.account, {wheel.name: wheel.version for wheel in project.account.wheels}
+    for name in sorted({*account.removed, *versions}):
         if name in fixed_wheels(project.locked.wheels):
             yield f"{name} is replaced, which is fixed"
-    for wheel in account.wheels:
-        there = wheels.get(wheel.name, wheel.version)
-        if wheel.name == "numpy" and wheel.version.partition(".")[0] != there.partition(".")[0]:
-            yield f"numpy {wheel.version} differs in the major version from {there} of the parent image"
+    for bound in bounds_of(project.locked):
+        version = versions.get(bound.name)
+        if version and not SpecifierSet(bound.versions).contains(version, prereleases=True):
+            yield f"{bound.name} is {version}; {bound.text}"
 
 
 def _entry_faults(
