@@ -75,7 +75,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("-e .", "editable packages cannot be locked"),
+        ("-e ..", "editable packages cannot be locked"),
         ("--editable=./x", "editable packages cannot be locked"),
         ("./local/thing", "a local file must be a wheel"),
         ("../x-1-py3-none-any.whl", "not a file in the project's folder"),

@@ -50,6 +50,7 @@ class Asked:
     path: str = ""  # of a required wheel in the project's folder, "wheels/own-1.0-py3-none-any.whl"
     url: str = ""  # of a required wheel; `hashes` has its sha256
     repository: Repository | None = None  # a wheel built from it is required; `text` has no version
+    of_pytorch: bool = False  # a lock file has it from PyTorch's own index; `hashes` are of the files there
 
     @property
     def by_file(self) -> bool:
@@ -65,6 +66,15 @@ class Asked:
     def name(self) -> str:
         """The normalized name of the package."""
         return canonicalize_name(self.requirement.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """A pin that the image's version overrides, or a line that has no effect in the image."""
+
+    name: str
+    version: str  # the pinned one, or the line
+    where: str  # "uv.lock:371"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +101,7 @@ class ProjectNeeds:
     source: str  # the file that was used, "uv.lock"
     requirements: tuple[Asked, ...]
     constraints: tuple[Asked, ...] = ()
+    ignored: tuple[Ignored, ...] = ()  # lines
     requires_python: str = ""  # ">=3.10"; "": any
     is_lock: bool = False  # the source pins every package, also dependencies
     apt: tuple[str, ...] = ()  # OS packages, "git-lfs=3.3.0-1"; sorted

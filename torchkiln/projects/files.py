@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from torchkiln.util.strict_json import read_file
@@ -48,6 +49,10 @@ class Lines:
         for number, line in enumerate(text.splitlines(), 1):
             for words in (line.strip(), *(found[2] for found in _QUOTED.finditer(line))):
                 self._numbers.setdefault(words, number)
+
+    def strings(self) -> Iterator[tuple[str, str]]:
+        """Each line and each string in quotes, once, with its `name:number`."""
+        return ((words, f"{self._name}:{number}") for words, number in self._numbers.items())
 
     def quoted(self, words: str) -> str:
         """`name:number` of the first line with the string *words*, or *name*."""

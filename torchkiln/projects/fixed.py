@@ -17,25 +17,25 @@ from packaging.version import Version
 
 from torchkiln.errors import ConfigError
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds
 
 _FAMILY = ("torch", "torchvision", "torchaudio")
 _COMPILERS = frozenset({"triton", "pytorch-triton"})
 _LIBRARIES = re.compile(r"nvidia-.+-cu[0-9]+")  # for any version of CUDA; nvidia-ml-py does not match
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ignored:
-    """A pin of a lock file that the image's version overrides."""
-
-    name: str
-    version: str  # that of the lock file
-    where: str  # "uv.lock:371"
+_OF_TORCH = re.compile(  # required by a build of torch
+    r"nvidia-(cublas|cuda-(cupti|nvrtc|runtime)|cudnn|cufft|cufile|curand|cusolver|cusparse|cusparselt|nccl"
+    r"|nvjitlink|nvshmem|nvtx)(-cu[0-9]+)?"
+)
 
 
 def fixed_wheels(wheels: Iterable[LockedWheel]) -> dict[str, LockedWheel]:
     """The *wheels* of an image that a project cannot replace, by name."""
     return {wheel.name: wheel for wheel in wheels if _is_fixed(wheel)}
+
+
+def comes_with_torch(name: str) -> bool:
+    """Whether an image has the package *name* because of its torch, perhaps in another version."""
+    return name in _FAMILY or name in _COMPILERS or _OF_TORCH.fullmatch(name) is not None
 
 
 def _is_fixed(wheel: LockedWheel) -> bool:
@@ -110,6 +110,8 @@ def movable(
 ) -> tuple[tuple[Asked, ...], tuple[Ignored, ...]]:
     """The requirements in *asked* that no package in *fixed* satisfies, and the pins that were ignored.
 
+    A lock file or `pip freeze` pins what torch brought; someone who pins triton alone may need this triton.
+
     :param torches: the matrix's releases of torch, best first, with the options that they need; for the hint.
     :raises ConfigError: a requirement excludes the image's version of a fixed package; lists all.
     """
@@ -117,10 +119,13 @@ def movable(
     ignored: list[Ignored] = []
     faults: list[str] = []
     hints: list[str] = []
+    of_torch = any(one.name == "torch" or _OF_TORCH.fullmatch(one.name) for one in asked)
     for one in asked:
         wheel, requirement = fixed.get(one.name), one.requirement
+        is_pin = bool(_pin(requirement.specifier)) and (of_torch or one.name not in _COMPILERS)
         if wheel is None:
-            if needs.is_lock and (_LIBRARIES.fullmatch(one.name) or one.name in _COMPILERS):
+            brought = one.name not in _FAMILY and comes_with_torch(one.name)
+            if (needs.is_lock and _LIBRARIES.fullmatch(one.name)) or (brought and (needs.is_lock or is_pin)):
                 ignored.append(Ignored(name=one.name, version=_pin(requirement.specifier), where=one.where))
             else:
                 kept.append(one)
@@ -137,7 +142,7 @@ def movable(
             if requirement.extras:  # extras may require packages that the image lacks
                 extras = ",".join(sorted(requirement.extras))
                 kept.append(Asked(text=f"{one.name}[{extras}]", where=one.where, by_name=one.by_name))
-        elif needs.is_lock and one.name not in _FAMILY:
+        elif (needs.is_lock or is_pin) and one.name not in _FAMILY:
             ignored.append(Ignored(name=one.name, version=_pin(requirement.specifier), where=one.where))
         else:
             faults.append(

@@ -8,7 +8,8 @@ versions that fit the fixed packages.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
@@ -23,10 +24,12 @@ from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import Origin, ProjectLock
-from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of, hashes_of
-from torchkiln.projects.fixed import Bound, Ignored, bounds_of, explained, fixed_wheels, movable
+from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds, applies, environment_of, hashes_of
+from torchkiln.projects.fixed import Bound, bounds_of, explained, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.settle import Behind, Settler, newest_possible, without
+
+_LISTED = 3  # most hashes of a package in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +150,11 @@ def lock_project(
     cell, tag = parent.lock, tag_of(parent.lock.resolution)
     _require_python(needs, cell)
     fixed = fixed_wheels(cell.wheels)
-    requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
-    constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
+    asked = [_applying(some, cell) for some in (needs.requirements, needs.constraints)]
+    requirements, ignored = movable(needs, asked[0], fixed, parent.torches)
+    constraints, more = movable(needs, asked[1], fixed, parent.torches)
+    ignored = (*needs.ignored, *ignored, *more)
+    _require_hashes(_comparable((*asked[0], *asked[1]), fixed, ignored), fixed, needs.source)
     bounds = bounds_of(cell, parent.reasons)
     wanted = replace(_request(requirements, constraints, parent, bounds, as_of), local=local)
     own = tuple(asked.text for asked in requirements)
@@ -166,6 +172,9 @@ def lock_project(
         wheels = index.locked(moved, wanted)
     except Unresolvable as error:
         hint = f"change the requirements in {needs.source}, or choose another --torch"
+        if labelled := [one.text for one in requirements if "+" in one.text and one.name in error.message]:
+            public = ", ".join(re.sub(r"\+[\w.]+", "", text) for text in labelled)
+            hint = f"a version with + was built for one machine or index: write {public}; or {hint}"
         if isinstance(error, OnlySource):
             build = json.dumps(sorted({*needs.build, *error.names}))
             hint = (
@@ -178,7 +187,7 @@ def lock_project(
             hint=hint,
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
-    _require_hashes(requirements, now)
+    _require_hashes((*requirements, *constraints), now, needs.source)
     lock = ProjectLock(
         name=needs.name,
         parent=tag,
@@ -197,7 +206,7 @@ def lock_project(
     return LockedProject(
         lock=lock,
         source=needs.source,
-        moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
+        moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=ignored),
         behind=tuple(replace(one, why=explained(one.why, bounds)) for one in old),
     )
 
@@ -271,14 +280,32 @@ def _request(
     )
 
 
-def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -> None:
-    """:raises BuildFailed: a wheel has a different hash than the project requires."""
+def _comparable(
+    asked: Iterable[Asked], fixed: Mapping[str, LockedWheel], ignored: Iterable[Ignored]
+) -> Iterator[Asked]:
+    """The requirements in *asked* of *fixed* packages whose hashes can be those of the image's files."""
+    skipped = {(one.name, one.where) for one in ignored}
+    for one in asked:
+        wheel = fixed.get(one.name)
+        if wheel is None or (one.name, one.where) in skipped:
+            continue
+        if wheel.index is Source.PYTORCH or not one.of_pytorch:
+            yield one
+
+
+def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel], source: str) -> None:
+    """:raises BuildFailed: wheels have different hashes than the project requires; lists all."""
     allowed = hashes_of(asked)
-    for name, wheel in sorted(wheels.items()):
-        if name in allowed and wheel.sha256 not in allowed[name]:
-            raise BuildFailed(
-                f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
-                " project allows",
-                hint="the index or the image has a different file than the project's lock file names: compare"
-                " both files, or recreate that lock file",
-            )
+    wrong = [
+        f"{wheel.filename}: checksum mismatch: expected sha256"
+        f" {' or '.join(sorted(allowed[name])[:_LISTED])}, got {wheel.sha256}"
+        for name, wheel in sorted(wheels.items())
+        if name in allowed and wheel.sha256 not in allowed[name]
+    ]
+    if wrong:
+        heading = f"{source}: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE:"
+        raise BuildFailed(
+            "\n".join((heading, *wrong)),
+            hint="the index or the image has a different file than the project names: if you have changed the"
+            f" version, update the hashes in {source}; else compare both files",
+        )

@@ -201,7 +201,7 @@ def _local(
     by_url = (
         wheel_by_url(one, folder, index.pages)
         for one in needs.requirements
-        if one.url and applies(one.requirement, environment_of(python))
+        if one.url and one.name not in fixed and applies(one.requirement, environment_of(python))
     )
     return (*found, *by_url), left_out
 

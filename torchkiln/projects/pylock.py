@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -22,7 +23,9 @@ from torchkiln.errors import ConfigError, Stale
 from torchkiln.index.settings import redact_text
 from torchkiln.projects.asked import MOST, Asked
 from torchkiln.projects.choice import HINT, NO_CHOICE, Choice
+from torchkiln.projects.elsewhere import is_pytorchs
 from torchkiln.projects.files import Lines
+from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.requirement import BUILD, Requirements
 from torchkiln.store.store import Store
 from torchkiln.util.toml import toml_of
@@ -108,7 +111,10 @@ def add_package(
         return
     marker = f" ; {package.marker}" if package.marker and of_uv else ""
     allowed = "".join(f" --hash=sha256:{each}" for each in hashes)
+    count = len(found.requirements)
     found.add(f"{text}{marker}{allowed}", where, by_name=by_name)
+    if comes_with_torch(package.name) and any(is_pytorchs(wheel.url or "") for wheel in package.wheels or ()):
+        found.requirements[count:] = [replace(one, of_pytorch=True) for one in found.requirements[count:]]
 
 
 def _parsed(lock: bytes) -> Pylock:

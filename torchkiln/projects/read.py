@@ -6,13 +6,14 @@ of the project is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
 from torchkiln.projects import pylock
-from torchkiln.projects.asked import Asked, ProjectNeeds
+from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
+from torchkiln.projects.elsewhere import is_pytorchs
 from torchkiln.projects.files import Lines, read_inside
 from torchkiln.projects.pyproject import FILE, Pyproject, parse_pyproject, requirements_of
 from torchkiln.projects.requirement import Requirements, read_requirements
@@ -38,6 +39,7 @@ def read_project(
     file = parse_pyproject(_read(folder, FILE)) if FILE in present else Pyproject()
     name = file.name(folder.resolve().name)
     constraints: tuple[Asked, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     if pylock.FILE in present:
         # pylock.toml determines which extras and groups exist.
         known = choice.within(file.lists("extra"), file.lists("group")) if choice.any else choice
@@ -59,9 +61,9 @@ def read_project(
                 hint=f"write [project] dependencies into {FILE}, with the extras and groups; or choose none:"
                 " --extra ''",
             )
-        found = read_requirements(folder, REQUIREMENTS)
+        found = read_requirements(folder, REQUIREMENTS, name)
         source, requirements, python = REQUIREMENTS, tuple(found.requirements), file.requires_python
-        constraints = tuple(found.constraints)
+        constraints, ignored = tuple(found.constraints), tuple(found.ignored)
     elif (file.project and "dependencies" not in file.project.get("dynamic", ())) or (
         "dependencies" in file.project or (choice.groups and not file.project and file.lists("group"))
     ):
@@ -77,10 +79,18 @@ def read_project(
         source=source,
         requirements=requirements,
         constraints=constraints,
+        ignored=(*ignored, *_places(file)),
         requires_python=python,
         is_lock=source in (pylock.FILE, pylock.UV_LOCK),
         choice=choice,
     )
+
+
+def _places(file: Pyproject) -> Iterator[Ignored]:
+    """The settings of uv, Poetry and others that name PyTorch's index."""
+    for words, where in Lines(FILE, file.text).strings():
+        if is_pytorchs(words):
+            yield Ignored(name="torch", version=words, where=where)
 
 
 def _own(file: Pyproject, choice: Choice) -> tuple[Asked, ...]:

@@ -19,8 +19,10 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name
 
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
-from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked
+from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked, Ignored
+from torchkiln.projects.elsewhere import is_itself, is_pytorchs, pin_above, without_places
 from torchkiln.projects.files import read_inside
+from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.sources.by_commit import repository_required
 from torchkiln.util.http.redirects import unsafe
 from torchkiln.util.strict_json import text_of
@@ -31,6 +33,7 @@ BUILD = (
     "build a wheel from the source code (python -m pip wheel --no-deps), put it into a folder of the project,"
     " and require it by path: ./wheels/NAME.whl"
 )
+FREEZE = "pip list --format=freeze prints versions in place of paths"
 _LINES = 1 << 18  # of all files: each requirement can have fifty hashes
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
@@ -52,6 +55,7 @@ _DEPTH = 10  # levels of files that include each other
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # takes linear time, even for a long line of spaces
 _COMMENT_LINE = re.compile(r"\s*#")
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)[=\s]?\s*(.*)", re.DOTALL)
+_EDITABLE = re.compile(r"(?:-e|--editable)[=\s]?\s*(\S+)")
 _SHORT = re.compile(r"(-[rceif])(\S.*)")
 
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
@@ -81,10 +85,11 @@ class _Unsupported(ValueError):
 
 @dataclass(kw_only=True, slots=True)
 class Requirements:
-    """The requirements and constraints of several files, and the faults in them."""
+    """The requirements and constraints of several files, the ignored lines, and the faults."""
 
     requirements: list[Asked] = field(default_factory=list)
     constraints: list[Asked] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     count: int = 0  # of requirements and options that were read
@@ -140,6 +145,8 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
         raise ValueError("environment variables are not expanded")
     if re.search(r"\s--?[A-Za-z]", text):
         raise ValueError("only --hash is supported as an option of a requirement")
+    if re.match(r"pkg[-_.]resources\s*==\s*0\.0\.0$", text, re.IGNORECASE):
+        raise _Unsupported("not a package: an old pip of Debian lists it", "remove pkg-resources==0.0.0")
     wheel = _wheel(text) if ".whl" in text.lower() else None
     repository = repository_required(text) if "+" in text else None
     if constraint and (wheel or repository):
@@ -173,6 +180,8 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
         if _PATH.match(text):
             raise _Unsupported(_LOCAL, BUILD) from None
         raise ValueError(f"invalid requirement: {str(error).splitlines()[0][:200]}") from None
+    if (requirement.url or "").startswith("file:"):
+        raise _Unsupported(f"{_LOCAL}; for a path that pip freeze wrote: {requirement.name}==VERSION", FREEZE)
     if requirement.url:
         raise _Unsupported(_SOURCE if _URL.match(requirement.url) else _LOCAL, BUILD)
     if constraint and requirement.extras:
@@ -212,33 +221,37 @@ def _wheel(text: str) -> tuple[str, str, str, str] | None:
         raise ValueError(f"this is a wheel of {project}, not of {name}")
     # The local version is left out, because METADATA may lack it: see `own_wheels.local_wheel`.
     required = f"{project}{extras}=={version.public}" + (f" ; {marker.strip()}" if marker.strip() else "")
+    sha256 = _SHA256_IN_URL.fullmatch(fragment.removeprefix("#").lower())
+    if is_url and comes_with_torch(project):  # no project has its own: a pin, which the image must satisfy
+        required = required.replace(f"=={version.public}", f"=={version}", 1)
+        return required, "", "", sha256[1] if sha256 and not is_pytorchs(target) else ""
     if not is_url:
-        return required, _inside(target), "", ""
+        return required, _inside(target, f"{project}=={version}"), "", ""
     # A lock must not contain credentials or a query.
     if why := unsafe(target, target) or ("a URL must not have a query" if urlsplit(target).query else ""):
         raise ValueError(why)
-    sha256 = _SHA256_IN_URL.fullmatch(fragment.removeprefix("#").lower())
     return required, "", target, sha256[1] if sha256 else ""
 
 
-def _inside(target: str) -> str:
-    """*target* as a path relative to the project's folder."""
+def _inside(target: str, pin: str) -> str:
+    """*target*, the file of *pin*, as a path relative to the project's folder."""
     path = re.sub(r"^file:(?!//)", "", target, flags=re.IGNORECASE)
     if _SCHEME.match(path) or path.startswith(("/", "~")):
-        raise ValueError("write the path relative to the project's folder: ./wheels/NAME.whl")
+        raise ValueError(f"write the path relative to the project's folder: ./wheels/NAME.whl; or {pin}")
     path = posixpath.normpath(path)
     if path.startswith("../"):
         raise ValueError("not a file in the project's folder")
     return path
 
 
-def read_requirements(folder: Path, name: str = "requirements.txt") -> Requirements:
+def read_requirements(folder: Path, name: str = "requirements.txt", own: str = "") -> Requirements:
     """The requirements in the file *name* in *folder*, and in the files that it names.
 
+    :param own: the name of the project, normalized.
     :raises ConfigError: a file cannot be read, or has lines that are wrong or not supported; lists all.
     """
     found = Requirements()
-    _Reader(folder.resolve(), found).read(folder / name, (), constraint=False)
+    _Reader(folder.resolve(), found, own).read(folder / name, (), constraint=False)
     found.require_sound()
     return found
 
@@ -263,6 +276,7 @@ def logical_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 class _Reader:
     root: Path
     found: Requirements
+    own: str
     files: int = 0
     lines: int = 0
 
@@ -289,10 +303,28 @@ class _Reader:
             return
         for number, line in logical_lines(lines):
             place = f"{self._shown(path)}:{number}"
+            line = self._with_effect(line, lines[max(number - 2, 0)], place)
+            if not line:
+                continue
             if line.startswith("-"):
                 self._option(line, place, (*above, path.resolve()), constraint=constraint)
             else:
                 self.found.add(line, place, constraint=constraint)
+
+    def _with_effect(self, line: str, above: str, where: str) -> str:
+        """The *line* without what has no effect in an image, which is listed; *above* is the line before."""
+        rest, places = without_places(line)
+        ignored = [Ignored(name="torch", version=text, where=where) for text in places]
+        option = _EDITABLE.fullmatch(rest)
+        if rest in (".", "./") or (option and is_itself(option[1], str(self.root), self.own, above)):
+            ignored.append(Ignored(name=self.own, version=f"{rest}, the project itself", where=where))
+            rest = ""
+        if ignored:
+            self.found.take(line)
+            self.found.ignored += ignored
+        if rest and option and (pin := pin_above(above)):
+            self.found.advice.append(f"write {pin} in place of the folder, if the index has it")
+        return rest
 
     def _option(self, line: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
         self.found.take(line)

@@ -1,0 +1,69 @@
+"""Recognizes lines of requirements that have no effect in an image, and what `pip freeze` writes.
+
+torch comes with the image, so a place to get it from has no effect. Pure.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name
+
+_PLACE = re.compile(
+    r"(?:^|\s)(?P<option>--(?:extra-)?index-url|--find-links|--trusted-host|-[if])[=\s]*(?P<value>\S+)"
+)
+_MIRRORED = re.compile(r"/(pytorch-wheels|pytorch/whl)(/|$)")
+_EXTRAS = re.compile(r"(?P<path>[^\[]+)\[[^\]]*\]")
+_NOTE = re.compile(r"\s*# Editable .*\((?P<pin>(?P<name>[\w.-]+)==[^\s)]+)\)")
+
+
+def is_pytorchs(url: str) -> bool:
+    """Whether *url* is in PyTorch's own index, or in a mirror of it; it may be a host alone."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    mirrored = parts.scheme in ("http", "https") and _MIRRORED.search(parts.path)
+    return bool(mirrored) or (host.startswith("download") and host.endswith(".pytorch.org"))
+
+
+def without_places(line: str) -> tuple[str, tuple[str, ...]]:
+    """The *line* of a requirements file without options that name PyTorch's index, and these options."""
+    found: list[str] = []
+
+    def left(match: re.Match[str]) -> str:
+        url = match["value"].strip("\"'")
+        if not is_pytorchs(url):
+            return match[0]
+        parts = urlsplit(url)  # without credentials and query
+        place = f"{parts.scheme}://{parts.hostname}{parts.path}" if parts.hostname else url
+        found.append(f"{match['option']} {place}")
+        return ""
+
+    return _PLACE.sub(left, line).strip(), tuple(found)
+
+
+def is_itself(target: str, root: str, own: str, note: str) -> bool:
+    """Whether *target* of `-e` is the project *own* in the folder *root*, perhaps on another machine.
+
+    :param note: the line above.
+    """
+    place, _, fragment = unquote(target).partition("#")
+    path = posixpath.normpath(re.sub(r"^file:(//)?", "", place))
+    if path in (".", root):
+        return True
+    named = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
+    above = _NOTE.match(note)
+    names = [named and named[1], above and above["name"]]
+    if not any(names) and (path.startswith("/") or "://" in place):
+        names = [posixpath.basename(path.partition("@")[0]).removesuffix(".git")]
+    return own in {canonicalize_name(name) for name in names if name}
+
+
+def pin_above(note: str) -> str:
+    """The pin in the line *note* that `pip freeze` writes above an editable package; "" if there is none."""
+    found = _NOTE.match(note)
+    return found["pin"] if found else ""
