@@ -166,3 +166,17 @@ def test_they_are_published(sourced: Scene) -> None:
     with RegistryServer() as server:
         code, _, messages = sourced.published(server)
         assert code == 0, messages
+
+
+@pytest.mark.parametrize(("version", "code"), [("1.26.4", 0), ("2.1", 0), ("3.0", 7)])
+def test_numpy_may_move_as_far_as_torch_allows(tmp_path: Path, version: str, code: int) -> None:
+    """`lock` does not make the third; another program may."""
+
+    def numpy(small: Bench) -> tuple[Path, ...]:
+        return (small.wheel("numpy", version, "numpy/__init__.py"),)
+
+    there = scene(tmp_path, numpy)
+    found, _, messages = there.judged(there.image)
+
+    assert found == code, messages
+    assert ("numpy is 3.0; the image fixes numpy to <3" in messages) is (code == 7)

@@ -15,7 +15,7 @@ _PLACE = re.compile(
     r"(?:^|\s)(?P<option>--(?:extra-)?index-url|--find-links|--trusted-host|-[if])[=\s]*(?P<value>\S+)"
 )
 _MIRRORED = re.compile(r"/(pytorch-wheels|pytorch/whl)(/|$)")
-_EXTRAS = re.compile(r"(?P<path>[^\[]+)\[[^\]]*\]")
+_EXTRAS = re.compile(r"\./?\[(?P<names>[^\]]*)\]")
 _NOTE = re.compile(r"\s*# Editable .*\((?P<pin>(?P<name>[\w.-]+)==[^\s)]+)\)")
 
 
@@ -63,7 +63,12 @@ def is_itself(target: str, root: str, own: str, note: str) -> bool:
     return own in {canonicalize_name(name) for name in names if name}
 
 
-def pin_above(note: str) -> str:
-    """The pin in the line *note* that `pip freeze` writes above an editable package; "" if there is none."""
-    found = _NOTE.match(note)
-    return found["pin"] if found else ""
+def instead_of(target: str, note: str) -> str:
+    """What to write in place of `-e` *target*, if `pip freeze` wrote it; *note* is the line above."""
+    if found := _NOTE.match(note):
+        return f"write {found['pin']} in place of the folder, if the index has it"
+    if found := _EXTRAS.fullmatch(target):
+        return f"use --extra {found['names']} with [project] dependencies in pyproject.toml, in place of .[…]"
+    if "+" in target.partition("://")[0]:
+        return "write NAME @ git+https://…@COMMIT in place of -e git+…; remove it if it is the project itself"
+    return ""

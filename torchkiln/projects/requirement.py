@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked, Ignored
-from torchkiln.projects.elsewhere import is_itself, is_pytorchs, pin_above, without_places
+from torchkiln.projects.elsewhere import instead_of, is_itself, is_pytorchs, without_places
 from torchkiln.projects.files import read_inside
 from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.sources.by_commit import repository_required
@@ -55,7 +55,7 @@ _DEPTH = 10  # levels of files that include each other
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # takes linear time, even for a long line of spaces
 _COMMENT_LINE = re.compile(r"\s*#")
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)[=\s]?\s*(.*)", re.DOTALL)
-_EDITABLE = re.compile(r"(?:-e|--editable)[=\s]?\s*(\S+)")
+_EDITABLE = re.compile(r"(?:(?:-e|--editable)[=\s]?\s*|(?=\./?(?:$|\[)))(\S+)")  # or the folder itself
 _SHORT = re.compile(r"(-[rceif])(\S.*)")
 
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
@@ -316,14 +316,14 @@ class _Reader:
         rest, places = without_places(line)
         ignored = [Ignored(name="torch", version=text, where=where) for text in places]
         option = _EDITABLE.fullmatch(rest)
-        if rest in (".", "./") or (option and is_itself(option[1], str(self.root), self.own, above)):
+        if option and is_itself(option[1], str(self.root), self.own, above):
             ignored.append(Ignored(name=self.own, version=f"{rest}, the project itself", where=where))
             rest = ""
         if ignored:
             self.found.take(line)
             self.found.ignored += ignored
-        if rest and option and (pin := pin_above(above)):
-            self.found.advice.append(f"write {pin} in place of the folder, if the index has it")
+        if rest and option and (advice := instead_of(option[1], above)):
+            self.found.advice.append(advice)
         return rest
 
     def _option(self, line: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
