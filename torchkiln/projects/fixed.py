@@ -44,7 +44,7 @@ def _is_fixed(wheel: LockedWheel) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The versions of a package that an image allows: "<3", "==2.7.1"."""
+    """The versions of a package that an image allows, "==2.7.1" or "<3"."""
 
     name: str
     versions: str
@@ -57,50 +57,39 @@ class Bound:
 
     @property
     def text(self) -> str:
-        """The bound in a sentence."""
+        """The bound as a sentence."""
         return f"the image fixes {self.name} to {self.versions.removeprefix('==')}"
 
 
 def bounds_of(cell: LockedCell, reasons: Mapping[str, str] = MappingProxyType({})) -> tuple[Bound, ...]:
-    """The bounds of the image of *cell*: its fixed packages, those of its matrix, and what its torch needs.
+    """The bounds of the image of *cell*: its fixed packages, and what its torch and matrix.yaml require.
 
     :param reasons: of requirements and constraints of the cell that are not from matrix.yaml.
     """
-    found = {
-        wheel.name: Bound(
-            name=wheel.name, versions=f"=={wheel.version}", why="torch and its libraries were tested together"
-        )
-        for wheel in fixed_wheels(cell.wheels).values()
-    }
-    listed = (*(one.requirement for one in cell.resolution.constraints), *cell.resolution.requirements)
-    for text in listed:
-        requirement = Requirement(text)
-        name, versions = canonicalize_name(requirement.name), str(requirement.specifier)
-        if versions and name not in found:
-            found[name] = Bound(
-                name=name, versions=versions, why=reasons.get(text, "of matrix.yaml: packages")
-            )
-    for wheel in cell.wheels:
-        if wheel.name == "numpy" and "numpy" not in found:
-            # Wheels that were built for NumPy 2 also work with NumPy 1; for others there is a constraint.
-            major = max(2, Version(wheel.version).major)
-            why = f"torch was built for NumPy {major}"
-            found["numpy"] = Bound(name="numpy", versions=f"<{major + 1}", why=why)
-    return tuple(found.values())
+    versions = {wheel.name: wheel.version for wheel in cell.wheels}
+    why = "torch and its libraries were tested together"
+    found = [Bound(name=name, versions=f"=={versions[name]}", why=why) for name in fixed_wheels(cell.wheels)]
+    for text in (*(one.requirement for one in cell.resolution.constraints), *cell.resolution.requirements):
+        one, why = Requirement(text), reasons.get(text, "matrix.yaml requires this")
+        found.append(Bound(name=canonicalize_name(one.name), versions=str(one.specifier), why=why))
+    if "numpy" in versions:
+        # Wheels that were built for NumPy 2 also work with NumPy 1; for others there is a constraint.
+        major = max(2, Version(versions["numpy"]).major)
+        found.append(Bound(name="numpy", versions=f"<{major + 1}", why=f"torch was built for NumPy {major}"))
+    # The first of a name counts.
+    return tuple({bound.name: bound for bound in reversed(found) if bound.versions}.values())
 
 
 def explained(message: str, bounds: Iterable[Bound]) -> str:
     """The resolver's *message*, which calls *bounds* of the image requirements of the user, corrected."""
     whys: list[str] = []
     for bound in bounds:
-        pattern = rf"you require (\S+ and )?{re.escape(bound.requirement)}( and)?(?=[,.]?(?:\s|$))"
-
-        def corrected(found: re.Match[str], text: str = bound.text) -> str:
-            first, last = (f"you require {found[1]}" if found[1] else ""), found[2]
-            return f"{first}{text}{' and you require' if last else ''}"
-
-        message, count = re.subn(pattern, corrected, message)
-        if count:
+        own, before = re.escape(bound.requirement), message
+        message = re.sub(rf"you require {own} and ", f"{bound.text} and you require ", message)
+        message = re.sub(
+            rf"(?:(you require \S+ and )|you require ){own}(?=[,.]?(?:\s|$))", rf"\1{bound.text}", message
+        )
+        if message != before:
             whys.append(f"\n{bound.text}, because {bound.why}")
     return message + "".join(whys)
 

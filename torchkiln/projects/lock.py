@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
@@ -25,7 +25,7 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds, applies, environment_of, hashes_of
-from torchkiln.projects.fixed import Bound, bounds_of, explained, fixed_wheels, movable
+from torchkiln.projects.fixed import bounds_of, explained, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.settle import Behind, Settler, newest_possible, without
 
@@ -154,9 +154,11 @@ def lock_project(
     requirements, ignored = movable(needs, asked[0], fixed, parent.torches)
     constraints, more = movable(needs, asked[1], fixed, parent.torches)
     ignored = (*needs.ignored, *ignored, *more)
-    _require_hashes(_comparable((*asked[0], *asked[1]), fixed, ignored), fixed, needs.source)
+    skipped = {(one.name, one.where) for one in ignored}
+    same = [one for one in (*asked[0], *asked[1]) if (one.name, one.where) not in skipped]
+    _require_hashes(same, fixed, needs.source)
     bounds = bounds_of(cell, parent.reasons)
-    wanted = replace(_request(requirements, constraints, parent, bounds, as_of), local=local)
+    wanted = replace(_request(requirements, constraints, parent, as_of), local=local)
     own = tuple(asked.text for asked in requirements)
     settler = Settler(index=index, parent=cell, own=own, kept=kept, image=parent.wheels)
     try:
@@ -251,11 +253,7 @@ def _applying(asked: Iterable[Asked], cell: LockedCell) -> tuple[Asked, ...]:
 
 
 def _request(
-    requirements: Iterable[Asked],
-    constraints: Iterable[Asked],
-    parent: Parent,
-    bounds: Iterable[Bound],
-    as_of: str,
+    requirements: Iterable[Asked], constraints: Iterable[Asked], parent: Parent, as_of: str
 ) -> IndexRequest:
     """The request for one environment with the packages of *parent* and of the project.
 
@@ -266,11 +264,11 @@ def _request(
     names = (wheel.name for wheel in parent.lock.wheels)
     own = (asked.text for asked in requirements)
     listed = dict.fromkeys((*own, *resolution.requirements, *names))
-    allowed = (bound.requirement for bound in bounds)
+    bounds = (bound.requirement for bound in bounds_of(parent.lock))
     of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
     return IndexRequest(
         requirements=without(known, listed),
-        constraints=without(known, (*allowed, *(asked.text for asked in constraints))),
+        constraints=without(known, (*bounds, *(asked.text for asked in constraints))),
         python=resolution.cell.python,
         glibc=operating_system(resolution.cell.os).glibc,
         as_of=as_of,
@@ -280,22 +278,10 @@ def _request(
     )
 
 
-def _comparable(
-    asked: Iterable[Asked], fixed: Mapping[str, LockedWheel], ignored: Iterable[Ignored]
-) -> Iterator[Asked]:
-    """The requirements in *asked* of *fixed* packages whose hashes can be those of the image's files."""
-    skipped = {(one.name, one.where) for one in ignored}
-    for one in asked:
-        wheel = fixed.get(one.name)
-        if wheel is None or (one.name, one.where) in skipped:
-            continue
-        if wheel.index is Source.PYTORCH or not one.of_pytorch:
-            yield one
-
-
 def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel], source: str) -> None:
     """:raises BuildFailed: wheels have different hashes than the project requires; lists all."""
-    allowed = hashes_of(asked)
+    of_pytorch = {name for name, wheel in wheels.items() if wheel.index is Source.PYTORCH}
+    allowed = hashes_of(one for one in asked if not one.of_pytorch or one.name in of_pytorch)
     wrong = [
         f"{wheel.filename}: checksum mismatch: expected sha256"
         f" {' or '.join(sorted(allowed[name])[:_LISTED])}, got {wheel.sha256}"
@@ -306,6 +292,5 @@ def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel], s
         heading = f"{source}: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE:"
         raise BuildFailed(
             "\n".join((heading, *wrong)),
-            hint="the index or the image has a different file than the project names: if you have changed the"
-            f" version, update the hashes in {source}; else compare both files",
+            hint=f"if you have changed a version, update the hashes in {source}; else compare both files",
         )
