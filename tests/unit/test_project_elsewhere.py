@@ -14,6 +14,7 @@ from tests.unit.test_project_read import SHA, read, refused
 from torchkiln.projects.elsewhere import is_pytorchs
 from torchkiln.projects.file import FILE
 
+TLS = "https://"
 CU = "https://download.pytorch.org/whl/cu126"
 WHEEL = f"{CU}/torch-2.7.1%2Bcu126-cp311-cp311-manylinux_2_28_x86_64.whl"
 
@@ -35,8 +36,8 @@ def listed(folder: Path, text: str, **more: str) -> tuple[list[str], list[tuple[
         ("-f https://download.pytorch.org/whl/torch_stable.html",) * 2,
         ("--find-links=https://download.pytorch.org/whl/nightly/cu128?x=1",
          "--find-links https://download.pytorch.org/whl/nightly/cu128"),
-        ("--extra-index-url https://me:secret@download-r2.pytorch.org/whl/cpu",
-         "--extra-index-url https://download-r2.pytorch.org/whl/cpu"),
+        (f"--extra-index-url {TLS}me:secret@download-r2.pytorch.org/whl/cpu",
+         f"--extra-index-url {TLS}download-r2.pytorch.org/whl/cpu"),
         ("-f https://mirrors.example.org/pytorch-wheels/cu121",) * 2,
         ("--trusted-host download.pytorch.org",) * 2,
     ],
@@ -68,7 +69,7 @@ def test_several_options_of_a_line(tmp_path: Path) -> None:
         "https://download.pytorch.org.invalid/whl/cu126",
         "https://download.pytorch.org@x.invalid/whl",
         "https://pypi.nvidia.invalid",
-        "https://pytorch.org/get-started",
+        f"{TLS}pytorch.org/get-started",
         "./pytorch-wheels",
         "wheels",
         "https://[x",
@@ -107,11 +108,11 @@ def test_the_project_itself(tmp_path: Path) -> None:
         "--editable=.",
         ".",
         f"-e file://{tmp_path}/my%20project",
-        "-e /home/me/src/my-project",
+        "-e /home/user/src/my-project",
         "-e git+ssh://git@host.invalid/me/tool.git@0123#egg=My_Project&subdirectory=python",
         "-e git+https://host.invalid/me/my-project.git@0123",
-        "# Editable install with no version control (my.project==0.1)\n-e /home/me/checkout",
-        "# Editable Git install with no remote (my-project==0.1.dev0+g12)\n-e /home/me/other",
+        "# Editable install with no version control (my.project==0.1)\n-e /home/user/checkout",
+        "# Editable Git install with no remote (my-project==0.1.dev0+g12)\n-e /home/user/other",
     )
     requirements, ignored = listed(tmp_path, "\n".join(("idna", *lines)))
     assert requirements == ["idna"]
@@ -125,8 +126,8 @@ def test_the_project_itself(tmp_path: Path) -> None:
         ("foo @ file:///home/conda/feedstock_root/build_artifacts/foo_16/work",
          "for a path that pip freeze wrote: foo==VERSION", "pip list --format=freeze"),
         ("bar @ file:///tmp/bar-1.2-py3-none-any.whl", "or bar==1.2", ""),
-        ("-e /home/me/library", "editable packages cannot be locked", "build a wheel"),
-        ("# Editable install with no version control (library==1.5)\n-e /home/me/library",
+        ("-e /home/user/library", "editable packages cannot be locked", "build a wheel"),
+        ("# Editable install with no version control (library==1.5)\n-e /home/user/library",
          "editable packages cannot be locked", "write library==1.5"),
         ("-e git+https://host.invalid/me/tool.git@0123#egg=tool", "editable", "write NAME @ git+https://"),
         ("-e .[train]", "editable", "use --extra train"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -258,46 +257,6 @@ def test_requirements_that_the_fixed_packages_meet(workspace: Workspace) -> None
     assert found.wheels == ()
     row = next(line for line in workspace.messages.splitlines() if line.startswith("torch "))
     assert " ".join(row.split()) == "torch 2.7.1 2.7.1 (fixed) requirements.txt:1 has 2.7.1+cu118, ignored"
-
-
-@pytest.mark.parametrize(
-    "requirements", ["numpy<2\n", "numpy==1.26\n", "of-numpy-1\n", "attrs\n-c bounds.txt\n"]
-)
-def test_numpy_moves_to_a_version_that_torch_allows(workspace: Workspace, requirements: str) -> None:
-    """torch was built for NumPy 2, and such a torch works with NumPy 1."""
-    workspace.server.add("default", "numpy", "1.26", date=OLD)
-    workspace.server.add("default", "of-numpy-1", "1.0", requires=("numpy<2",), date=OLD)
-    (workspace.folder / "bounds.txt").write_text("numpy<2\n")
-    found = workspace.locked(requirements)
-    assert (versions(found)["numpy"], found.removed) == ("1.26", ("numpy",))
-    assert "numpy" in workspace.messages
-
-
-def test_numpy_stays_without_a_reason_to_move(workspace: Workspace) -> None:
-    workspace.server.add("default", "numpy", "1.26", date=OLD)
-    workspace.server.add("default", "numpy", "2.1", date=OLD)
-    assert workspace.locked("numpy>=1\n").wheels == ()
-    assert versions(workspace.locked("numpy>=2.1\n")) == {"numpy": "2.1"}
-
-
-@pytest.mark.parametrize("requirements", ["numpy>=3\n", "numpy==3.1\n", "of-numpy-3\n", "deep\n"])
-def test_what_the_image_fixes_is_no_requirement_of_the_user(workspace: Workspace, requirements: str) -> None:
-    workspace.server.add("default", "numpy", "3.1", date=OLD)
-    workspace.server.add("default", "of-numpy-3", "1.0", requires=("numpy>=3",), date=OLD)
-    workspace.server.add("default", "deep", "1.0", requires=("of-numpy-3", "attrs"), date=OLD)
-    code, messages = workspace.refused(requirements)
-    assert code == 4
-    assert "the image fixes numpy to <3, because torch was built for NumPy 2" in messages
-    assert not re.search(r"you require[^,]* numpy<3", messages)
-    assert "choose another --torch" in messages
-
-
-def test_a_package_that_needs_another_torch(workspace: Workspace) -> None:
-    workspace.server.add("default", "future", "1.0", requires=("torch>=2.8",), date=OLD)
-    code, messages = workspace.refused("future\n")
-    assert code == 4
-    assert "the image fixes torch to 2.7.1, because torch and its libraries were tested together" in messages
-    assert "you require torch==2.7.1" not in messages
 
 
 def test_a_conflict_shows_the_resolvers_chain(workspace: Workspace) -> None:
