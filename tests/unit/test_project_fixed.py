@@ -46,7 +46,7 @@ def test_the_bound_of_numpy(of: LockedCell, bound: str) -> None:
 
 
 def test_torch_and_its_libraries_are_fixed_to_one_version() -> None:
-    found = {one.name: one.requirement for one in bounds_of(cell("torch>=2", "pillow", "tqdm>4"))}
+    found = {one.name: f"{one.name}{one.versions}" for one in bounds_of(cell("torch>=2", "pillow", "tqdm>4"))}
     assert found["torch"].startswith("torch==2.7.1")
     assert "pillow" not in found
     assert found["tqdm"] == "tqdm>4"

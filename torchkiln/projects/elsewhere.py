@@ -12,11 +12,11 @@ from urllib.parse import unquote, urlsplit
 from packaging.utils import canonicalize_name
 
 _PLACE = re.compile(
-    r"(?:^|\s)(?P<option>--(?:extra-)?index-url|--find-links|--trusted-host|-[if])[=\s]*(?P<value>\S+)"
+    r"(?:^|\s)(?:--(?:extra-)?index-url|--find-links|--trusted-host|-[if])[=\s]*[\"']?(?P<value>[^\s\"']+)[\"']?"
 )
 _MIRRORED = re.compile(r"/(pytorch-wheels|pytorch/whl)(/|$)")
 _EXTRAS = re.compile(r"\./?\[(?P<names>[^\]]*)\]")
-_NOTE = re.compile(r"\s*# Editable .*\((?P<pin>(?P<name>[\w.-]+)==[^\s)]+)\)")
+_NOTE = re.compile(r"\s{0,9}# Editable .{0,200}\((?P<pin>(?P<name>[\w.-]{1,200})==[^\s)]{1,200})\)")
 
 
 def is_pytorchs(url: str) -> bool:
@@ -30,20 +30,12 @@ def is_pytorchs(url: str) -> bool:
     return bool(mirrored) or (host.startswith("download") and host.endswith(".pytorch.org"))
 
 
-def without_places(line: str) -> tuple[str, tuple[str, ...]]:
+def without_places(line: str) -> tuple[str, list[str]]:
     """The *line* of a requirements file without options that name PyTorch's index, and these options."""
-    found: list[str] = []
-
-    def left(match: re.Match[str]) -> str:
-        url = match["value"].strip("\"'")
-        if not is_pytorchs(url):
-            return match[0]
-        parts = urlsplit(url)  # without credentials and query
-        place = f"{parts.scheme}://{parts.hostname}{parts.path}" if parts.hostname else url
-        found.append(f"{match['option']} {place}")
-        return ""
-
-    return _PLACE.sub(left, line).strip(), tuple(found)
+    found = [match[0].strip() for match in _PLACE.finditer(line) if is_pytorchs(match["value"])]
+    for option in found:
+        line = line.replace(option, "", 1)
+    return line.strip(), found
 
 
 def is_itself(target: str, root: str, own: str, note: str) -> bool:

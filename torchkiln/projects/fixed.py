@@ -51,11 +51,6 @@ class Bound:
     why: str
 
     @property
-    def requirement(self) -> str:
-        """The bound in the form of PEP 508."""
-        return f"{self.name}{self.versions}"
-
-    @property
     def text(self) -> str:
         """The bound as a sentence."""
         return f"the image fixes {self.name} to {self.versions.removeprefix('==')}"
@@ -84,7 +79,7 @@ def explained(message: str, bounds: Iterable[Bound]) -> str:
     """The resolver's *message*, which calls *bounds* of the image requirements of the user, corrected."""
     whys: list[str] = []
     for bound in bounds:
-        own, before = re.escape(bound.requirement), message
+        own, before = re.escape(f"{bound.name}{bound.versions}"), message
         message = re.sub(rf"you require {own} and ", f"{bound.text} and you require ", message)
         message = re.sub(
             rf"(?:(you require \S+ and )|you require ){own}(?=[,.]?(?:\s|$))", rf"\1{bound.text}", message

@@ -29,8 +29,6 @@ from torchkiln.projects.fixed import bounds_of, explained, fixed_wheels, movable
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.settle import Behind, Settler, newest_possible, without
 
-_LISTED = 3  # most hashes of a package in a message
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
@@ -264,7 +262,7 @@ def _request(
     names = (wheel.name for wheel in parent.lock.wheels)
     own = (asked.text for asked in requirements)
     listed = dict.fromkeys((*own, *resolution.requirements, *names))
-    bounds = (bound.requirement for bound in bounds_of(parent.lock))
+    bounds = (f"{bound.name}{bound.versions}" for bound in bounds_of(parent.lock))
     of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
     return IndexRequest(
         requirements=without(known, listed),
@@ -284,7 +282,7 @@ def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel], s
     allowed = hashes_of(one for one in asked if not one.of_pytorch or one.name in of_pytorch)
     wrong = [
         f"{wheel.filename}: checksum mismatch: expected sha256"
-        f" {' or '.join(sorted(allowed[name])[:_LISTED])}, got {wheel.sha256}"
+        f" {' or '.join(sorted(allowed[name])[:3])}, got {wheel.sha256}"
         for name, wheel in sorted(wheels.items())
         if name in allowed and wheel.sha256 not in allowed[name]
     ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
+from torchkiln.index.settings import redact_text
 from torchkiln.projects import pylock
 from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
@@ -90,7 +91,7 @@ def _places(file: Pyproject) -> Iterator[Ignored]:
     """The settings of uv, Poetry and others that name PyTorch's index."""
     for words, where in Lines(FILE, file.text).strings():
         if is_pytorchs(words):
-            yield Ignored(name="torch", version=words, where=where)
+            yield Ignored(name="torch", version=redact_text(words), where=where)
 
 
 def _own(file: Pyproject, choice: Choice) -> tuple[Asked, ...]:

@@ -314,16 +314,15 @@ class _Reader:
     def _with_effect(self, line: str, above: str, where: str) -> str:
         """The *line* without what has no effect in an image, which is listed; *above* is the line before."""
         rest, places = without_places(line)
-        ignored = [Ignored(name="torch", version=text, where=where) for text in places]
-        option = _EDITABLE.fullmatch(rest)
-        if option and is_itself(option[1], str(self.root), self.own, above):
-            ignored.append(Ignored(name=self.own, version=f"{rest}, the project itself", where=where))
-            rest = ""
-        if ignored:
-            self.found.take(line)
-            self.found.ignored += ignored
-        if rest and option and (advice := instead_of(option[1], above)):
-            self.found.advice.append(advice)
+        ignored = [("torch", text) for text in places]
+        if option := _EDITABLE.fullmatch(rest):
+            if is_itself(option[1], str(self.root), self.own, above):
+                ignored, rest = [*ignored, (self.own, f"{rest}, the project itself")], ""
+            elif advice := instead_of(option[1], above):
+                self.found.advice.append(advice)
+        for name, text in ignored:
+            self.found.take(text)
+            self.found.ignored.append(Ignored(name=name, version=redact_text(text), where=where))
         return rest
 
     def _option(self, line: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
