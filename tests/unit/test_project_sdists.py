@@ -296,3 +296,37 @@ def test_any_answer_of_a_backend_is_read_or_refused(texts: object) -> None:
         return
     assert isinstance(texts, list)
     assert len(found) <= len(texts)
+
+
+@pytest.mark.parametrize(
+    "requirement", ["runtime==4.9.3", "runtime<4.10", "runtime>=4.9,<4.10", "runtime!=4.9.2,<4.10", "omega"]
+)
+def test_a_package_whose_matching_releases_have_no_wheels_is_the_cause(
+    scene: Scene, requirement: str
+) -> None:
+    """Other releases have wheels, so the resolver names ranges of versions, or lists of ranges."""
+    for version in ("4.9.1", "4.9.2", "4.9.3"):
+        scene.put("runtime", version)
+    scene.server.add("default", "runtime", "4.13", date=OLD)
+    scene.server.add("default", "omega", "1.0", requires=["runtime==4.9.*"], date=OLD)
+    code, messages = scene.fails(f"{requirement}\n")
+
+    assert code == 4
+    assert "runtime: no wheel for this image, only source code:" in messages
+    assert 'write build = ["runtime"] into torchkiln.toml beside requirements.txt' in messages
+
+
+def test_a_release_that_is_newer_than_all_wheels_is_named(scene: Scene) -> None:
+    scene.server.add("default", "speed", "0.3", date=OLD)
+    scene.put("speed", "0.19")
+    scene.locked("speed\n")
+    warning = "speed 0.3 is far older than its newest release 0.19: that has no wheel for this image, only"
+    assert warning in scene.messages
+    assert 'write build = ["speed"] into torchkiln.toml' in scene.messages
+
+    for text in ("speed==0.3\n", "speed<0.5\n"):
+        scene.locked(text)
+        assert "far older" not in scene.messages
+    scene.settings('build = ["speed"]\n')
+    assert versions(scene.locked("speed\n", "--upgrade")) == {"speed": "0.19"}
+    assert "far older" not in scene.messages

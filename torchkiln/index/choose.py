@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename
+from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename
 from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
@@ -61,22 +61,29 @@ def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags:
     return min(fitting, key=lambda candidate: candidate[:4])[4]
 
 
-def newest_of(files: Iterable[ListedFile], allowed: SpecifierSet, python: str, tags: Iterable[Tag]) -> str:
+def newest_of(
+    files: Iterable[ListedFile], allowed: SpecifierSet, python: str, tags: Iterable[Tag] | None
+) -> str:
     """The newest of the *allowed* final releases that has a wheel among *files* with one of *tags*; or "".
 
-    Yanked wheels do not count.
+    Without *tags*: that has an sdist. Yanked files do not count.
     """
-    accepted = frozenset(tags)
+    accepted = frozenset(tags or ())
     found: list[Version] = []
     for file in files:
         required = file.requires_python or ""
-        if file.yanked is not None or not file.filename.endswith(".whl") or len(required) > MAX_FIELD:
+        if file.yanked is not None or len(required) > MAX_FIELD:
             continue
         try:
-            _, version, _, wheel_tags = parse_wheel_filename(file.filename)
+            if tags is None:
+                _, version = parse_sdist_filename(file.filename)
+            else:
+                _, version, _, wheel_tags = parse_wheel_filename(file.filename)
+                if accepted.isdisjoint(wheel_tags):
+                    continue
             fits = SpecifierSet(required).contains(f"{python}.0")
-        except (InvalidWheelFilename, InvalidSpecifier):
+        except (InvalidWheelFilename, InvalidSdistFilename, InvalidSpecifier):
             continue
-        if fits and not version.is_prerelease and version in allowed and not accepted.isdisjoint(wheel_tags):
+        if fits and not version.is_prerelease and version in allowed:
             found.append(version)
     return str(max(found)) if found else ""

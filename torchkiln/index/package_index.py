@@ -90,9 +90,10 @@ class PackageIndex:
         with ThreadPoolExecutor(WORKERS) as pool:
             return tuple(pool.map(wheel_of, pins))
 
-    def newest(self, name: str, wanted: IndexRequest, allowed: SpecifierSet) -> str:
+    def newest(self, name: str, wanted: IndexRequest, allowed: SpecifierSet, *, sdist: bool = False) -> str:
         """The newest of the *allowed* final releases of *name* that fit the date and the Python of *wanted*.
 
+        :param sdist: it has an sdist, instead of a wheel for the image.
         :return: the version; "" if there is none.
         :raises Unresolvable: the index does not have the project.
         :raises BuildFailed: the page cannot be read.
@@ -102,7 +103,8 @@ class PackageIndex:
         if not excludes_index(local):
             with suppress(Unresolvable) if local else nullcontext():
                 files, _ = self.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
-        return newest_of(merged(files, local), allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
+        tags = None if sdist else tags_of(wanted.python, wanted.glibc)
+        return newest_of(merged(files, local), allowed, wanted.python, tags)
 
     def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
         """uv's pins, with torch's dependencies from PyTorch's index bound to that index.

@@ -49,7 +49,7 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _VIA = re.compile(r"\s*# via (.*)")
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ONLY_SOURCE = re.compile(r"([\w.-]+)==\S+ has no usable wheels|all versions of (\S+) have no usable wheels")
+_ONLY_SOURCE = re.compile(r"(?<![\w.-])([\w.-]+)(?:[<>=!]\S+)?\s+ha(?:s|ve) no usable wheels")
 _UNKNOWN = re.compile(
     r"(?:Because )?(\S+) was not found in the (?:package registry|provided package locations)"
 )
@@ -60,7 +60,9 @@ _CAUSES = {
     r"(\S+?)==\S+ has no (?:usable )?wheels.* all versions of \1 cannot": "no wheel of {} fits the image",
     r"(\S+?)==\S+ was yanked.* all versions of \1 cannot be used": "{}: yanked from the index",
     r"(\S+?)(?:==\S+)? depends? on Python.* because only \1\S* is": "{} requires another version of Python",
-    r"\A(?!.*depends? on).*?(?:no version of|only) ([\w.-]+)": "no version of {} satisfies the requirements",
+    r"\A(?!.*depends? on).*?(?:no version|only(?: the following versions)?)(?: of)? ([\w.-]+)": (
+        "no version of {} satisfies the requirements"
+    ),
 }
 
 
@@ -221,15 +223,15 @@ def _limit_exceeded(limit: str) -> BuildFailed:
 def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     """The error with uv's message, without its decoration and with redacted URLs."""
     lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
-    essential = [line for line in lines if line and not line.startswith(_NOISE)]
-    message = "\n".join(line[:2000] for line in essential[-12:])
+    essential = [line[:2000] for line in lines if line and not line.startswith(_NOISE)]
+    message = "\n".join(essential[-12:])
     message = message.replace(f"{NAME} depends on", "you require")  # as uv says without a project
     for name in map(canonicalize_name, _UNKNOWN.findall(stderr)):
         if name in relay.missing:
             return relay.missing[name]
     if code != 1:
         return BuildFailed(f"the resolver failed:\n{message}", hint="check the requirements and the index")
-    if sources := dict.fromkeys(canonicalize_name(a or b) for a, b in _ONLY_SOURCE.findall(message)):
+    if sources := dict.fromkeys(map(canonicalize_name, _ONLY_SOURCE.findall("\n".join(essential)))):
         return OnlySource(sources, message)
     named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
     left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]

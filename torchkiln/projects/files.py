@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchkiln.util.strict_json import read_file
+from torchkiln.util.strict_json import read_file, text_of
 
 LIMIT = 8 << 20  # bytes of one file; a uv.lock of 200 packages has 1,000,000
+_MARKS = {  # the longer ones first
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+_CODING = re.compile(rb"#.*?coding[:=]\s*([-\w.]{1,40})")
+# Not idna, punycode, unicode_escape and the like: they are slow or hide what the file says.
+_ENCODINGS = re.compile(
+    r"ascii|utf-(8|16|32).*|iso8859-\d+|cp\d+|koi8-.|mac-\w+|gb\w+|big5\w*|euc_\w+|shift_jis\w*"
+)
 _QUOTED = re.compile(r"([\"'])(.*?)\1")
 
 
@@ -38,6 +51,26 @@ def target_inside(root: Path, path: Path) -> Path:
     if not target.is_relative_to(os.path.abspath(root)):  # `root` has no links, or was replaced by one
         raise ValueError("not a file in the project's folder")
     return target
+
+
+def text_for_pip(data: bytes) -> str:
+    """The text of a requirements file, in the encoding that pip finds: by its byte order mark, or PEP 263.
+
+    :raises ValueError: it is not text in that encoding, or has a merge conflict marker.
+    """
+    mark = next(filter(data.startswith, _MARKS), b"")
+    named = next(filter(None, map(_CODING.match, data.split(b"\n", 2)[:2])), None)
+    encoding = _MARKS[mark] if mark else named[1].decode() if named else "utf-8"
+    try:
+        if not _ENCODINGS.fullmatch(codecs.lookup(encoding).name):
+            raise LookupError
+        if encoding != "utf-8":
+            return text_of(data.removeprefix(mark).decode(encoding).encode())
+    except LookupError:
+        raise ValueError(f"the encoding {encoding} is not supported: save the file as UTF-8") from None
+    except UnicodeError:
+        raise ValueError(f"not {encoding} text: save the file as UTF-8") from None
+    return text_of(data.removeprefix(mark))
 
 
 class Lines:

@@ -33,6 +33,7 @@ from torchkiln.model.project import GitCommit, Origin, ProjectLock
 from torchkiln.plan.load import plan_locked
 from torchkiln.projects.apt.os_packages import layers_of, lock_apt, own_paths
 from torchkiln.projects.asked import Asked, ProjectNeeds, applies, environment_of
+from torchkiln.projects.exports import unused_locks
 from torchkiln.projects.file import load_project, save_project
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.freshness import inputs_digest
@@ -138,7 +139,8 @@ def lock_folder(
         environ=environ,
         report=report,
     )
-    found = replace(found, notes=(*found.notes, *require_system(found.lock, present, store)))
+    notes = (*require_system(found.lock, present, store), *unused_locks(request.folder, needs.source))
+    found = replace(found, notes=(*found.notes, *notes))
     return found, save_locked(request.folder, found.lock, store)
 
 

@@ -44,6 +44,15 @@ class Pyproject:
         return table
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the dependencies are dynamic, or only in [tool.poetry.dependencies]."""
+        tools = self.document.get("tool")
+        poetry = tools.get("poetry") if isinstance(tools, dict) else None
+        of_poetry = poetry.get("dependencies") if isinstance(poetry, dict) else None
+        others = isinstance(of_poetry, dict) and of_poetry.keys() - {"python"}
+        return "dependencies" in self.project.get("dynamic", ()) or bool(others)
+
+    @property
     def requires_python(self) -> str:
         """The versions of Python in [project].
 

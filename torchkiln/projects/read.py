@@ -7,6 +7,7 @@ of the project is run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
@@ -15,6 +16,7 @@ from torchkiln.projects import pylock
 from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
 from torchkiln.projects.elsewhere import is_pytorchs
+from torchkiln.projects.exports import found_in
 from torchkiln.projects.files import Lines, read_inside
 from torchkiln.projects.pyproject import FILE, Pyproject, parse_pyproject, requirements_of
 from torchkiln.projects.requirement import Requirements, read_requirements
@@ -65,15 +67,17 @@ def read_project(
         found = read_requirements(folder, REQUIREMENTS, name)
         source, requirements, python = REQUIREMENTS, tuple(found.requirements), file.requires_python
         constraints, ignored = tuple(found.constraints), tuple(found.ignored)
-    elif (file.project and "dependencies" not in file.project.get("dynamic", ())) or (
+    elif (file.project and not file.elsewhere) or (
         "dependencies" in file.project or (choice.groups and not file.project and file.lists("group"))
     ):
         source, requirements, python = FILE, _own(file, choice), file.requires_python
     else:
+        others = [*found_in(folder.resolve())]
+        names = ", ".join(islice(dict.fromkeys(name for name, _ in others), 9))
         raise ConfigError(
             f"{folder}: no pylock.toml, uv.lock, pyproject.toml with [project] dependencies, or"
-            " requirements.txt",
-            hint="write the packages that the project needs into requirements.txt",
+            f" requirements.txt{f'; it has {names}, which torchkiln does not read' if names else ''}",
+            hint=others[0][1] if others else f"write the packages that the project needs into {REQUIREMENTS}",
         )
     return ProjectNeeds(
         name=name,

@@ -21,11 +21,10 @@ from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked, Ignored
 from torchkiln.projects.elsewhere import instead_of, is_itself, is_pytorchs, without_places
-from torchkiln.projects.files import read_inside
+from torchkiln.projects.files import read_inside, text_for_pip
 from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.sources.by_commit import repository_required
 from torchkiln.util.http.redirects import unsafe
-from torchkiln.util.strict_json import text_of
 from torchkiln.util.wheel_names import parse_wheel_filename
 
 CORRECT = "correct the lines"
@@ -42,6 +41,7 @@ _SHA256_IN_URL = re.compile(r"(?:.*&)?sha256=([0-9a-f]{64})(?:&.*)?")
 _PATH = re.compile(r"(\.|/|~|file:)|.*(\.whl|\.tar\.gz|\.zip)(\[.*\])?\s*$|[^\s;@<>=!~]*/", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _HTTP = re.compile(r"https?://", re.IGNORECASE)
+_HOST = re.compile(r"://(?:[^/]*@)?([\w.-]*)")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _BARE = re.compile(  # a wheel without `NAME @`
     r"(?P<file>[^\s;\[#@]+\.whl|https?://[^\s;\[#]+\.whl)(?P<fragment>#[^\s;\[]*)?(?P<extras>\[[^\]]*\])?"
@@ -73,6 +73,10 @@ _REFUSED = {
 }
 _IGNORED = frozenset({"--prefer-binary", "--only-binary", "--require-hashes", "--use-feature"})
 _NESTED = {"-r": False, "--requirement": False, "-c": True, "--constraint": True}
+
+_LOGIN = (
+    "remove {} from the URL; if it is a login, write it into ~/.netrc: machine {} login USER password TOKEN"
+)
 
 
 class _Unsupported(ValueError):
@@ -141,8 +145,10 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     """
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    if _VARIABLE.search(text):
-        raise ValueError("environment variables are not expanded")
+    if found := _VARIABLE.search(text):
+        host = _HOST.search(text)
+        advice = _LOGIN.format(found[0], host[1] or "HOST") if host else CORRECT
+        raise _Unsupported("environment variables are not expanded", advice)
     if re.search(r"\s--?[A-Za-z]", text):
         raise ValueError("only --hash is supported as an option of a requirement")
     if re.match(r"pkg[-_.]resources\s*==\s*0\.0\.0$", text, re.IGNORECASE):
@@ -294,7 +300,7 @@ class _Reader:
             )
             return
         try:
-            lines = text_of(read_inside(self.root, path)).removeprefix("\ufeff").splitlines()
+            lines = text_for_pip(read_inside(self.root, path)).splitlines()
             self.lines += len(lines)
             if self.lines > _LINES:
                 raise ValueError(f"more than {_LINES} lines")

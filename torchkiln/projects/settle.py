@@ -137,6 +137,15 @@ def newest_possible(
             found.append(Behind(name=name, version=versions[name], newest=newest, why=why))
         else:
             pins, wanted = renewed, newer
+    versions, known = _versions(pins), {one.name for one in found}
+    for name, specifier in _unpinned(asked, versions):
+        newest = settler.index.newest(name, wanted, specifier, sdist=True)
+        if newest and name not in {*known, *image} and _far(versions[name], newest):
+            why = (
+                "that has no wheel for this image, only source code; to have it built, write"
+                f' build = ["{name}"] into torchkiln.toml'
+            )
+            found.append(Behind(name=name, version=versions[name], newest=newest, why=why))
     return pins, tuple(found)
 
 
@@ -162,17 +171,22 @@ def _far_behind(
 ) -> Iterator[tuple[str, str]]:
     """The first packages that *asked* names and that are far behind, with their newest release."""
     versions, count = _versions(pins), 0
+    for name, specifier in _unpinned(asked, versions):
+        newest = index.newest(name, wanted, specifier)
+        if newest and _far(versions[name], newest) and count < _MOST:
+            count += 1
+            yield name, newest
+
+
+def _unpinned(asked: Iterable[Asked], versions: Mapping[str, str]) -> Iterator[tuple[str, SpecifierSet]]:
+    """The packages in *versions* that *asked* names without an exact version, with their bounds."""
     allowed: dict[str, SpecifierSet] = {}
     for one in asked:
         if one.by_name and one.name in versions:
             allowed[one.name] = allowed.get(one.name, SpecifierSet()) & one.requirement.specifier
     for name, specifier in allowed.items():
-        if any(part.operator in ("==", "===") and "*" not in part.version for part in specifier):
-            continue
-        newest = index.newest(name, wanted, specifier)
-        if newest and _far(versions[name], newest) and count < _MOST:
-            count += 1
-            yield name, newest
+        if not any(part.operator in ("==", "===") and "*" not in part.version for part in specifier):
+            yield name, specifier
 
 
 def _far(version: str, newest: str) -> bool:
