@@ -3,7 +3,8 @@
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
 `numbers` (with `; first N rows`), `attacks MODULE...`, `folders` (of torchkiln), `switches` (of a container),
-`output of COMMAND` (with `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
+`projects` (of real-projects.json), `output of COMMAND` (with `; first N lines`), or `transcript NAME`
+(recorded by tools/transcripts.py).
 `--check` writes nothing and exits with 5 if anything is stale.
 """
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from tools import attacks, layout  # noqa: E402
+from tools import attacks, layout, real_projects  # noqa: E402
 from tools.grid import grid  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 from torchkiln.util.places import ROOTFS  # noqa: E402
@@ -30,6 +31,7 @@ from torchkiln.util.places import ROOTFS  # noqa: E402
 PAGES = (
     ROOT / "README.md",
     ROOT / "README.zh-CN.md",
+    ROOT / "examples" / "projects" / "MEASURED.md",
     *(
         ROOT / "docs" / f"{name}.md"
         for name in ("architecture", "attacks", "grid", "image", "reference", "smoke", "status")
@@ -56,6 +58,8 @@ def _generated(what: str) -> str:
         return layout.folders()
     if found := _FIGURES.fullmatch(what):
         return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
+    if what == "projects":
+        return real_projects.page()
     if what == "switches":
         return switches(_settings())
     if found := _OUTPUT.fullmatch(what):

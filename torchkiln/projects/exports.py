@@ -13,7 +13,6 @@ from torchkiln.projects.pyproject import FILE as PYPROJECT
 _POETRY = (
     "run (with the plugin poetry-plugin-export): poetry export -f requirements.txt --output requirements.txt"
 )
-_PDM = "run: pdm export --output requirements.txt"
 _PIPENV = "pipenv requirements --exclude-index > requirements.txt"
 _UV = (
     "run: uv pip compile {} --no-deps --no-emit-package torch --no-emit-package torchvision"
@@ -27,13 +26,10 @@ _FORMATS = (
     ("*requirements*.txt", "", _INCLUDE),
     ("poetry.lock", "", _POETRY),
     (PYPROJECT, r"^\[tool\.poetry\b", _POETRY),
-    ("pdm.lock", "", _PDM),
+    ("pdm.lock", "", "run: pdm export --output requirements.txt"),
     ("Pipfile.lock", "", f"run: {_PIPENV}"),
     ("Pipfile", "", f"run: pipenv lock && {_PIPENV}"),
-    ("environment*.y*ml", "", _INSTALLED),
-    ("env.y*ml", "", _INSTALLED),
-    ("conda*.y*ml", "", _INSTALLED),
-    ("pixi.*", "", _INSTALLED),
+    *((name, "", _INSTALLED) for name in ("environment*.y*ml", "env.y*ml", "conda*.y*ml", "pixi.*")),
     ("setup.py", "", _UV),
     ("setup.cfg", r"^install_requires\b", _UV),
     (PYPROJECT, r'^dynamic\s*=\s*\[[^\]]{0,500}"dependencies"', _UV),

@@ -11,12 +11,9 @@ from pathlib import Path
 from torchkiln.util.strict_json import read_file, text_of
 
 LIMIT = 8 << 20  # bytes of one file; a uv.lock of 200 packages has 1,000,000
-_MARKS = {  # the longer ones first
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32-le",
-    codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
+# Byte order mark -> encoding; the longer ones first.
+_MARKS = {
+    "\ufeff".encode(name): name for name in ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 }
 _CODING = re.compile(rb"#.*?coding[:=]\s*([-\w.]{1,40})")
 # Not idna, punycode, unicode_escape and the like: they are slow or hide what the file says.
