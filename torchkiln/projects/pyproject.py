@@ -44,7 +44,7 @@ class Pyproject:
         return table
 
     @property
-    def elsewhere(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether the dependencies are dynamic, or only in [tool.poetry.dependencies]."""
         tools = self.document.get("tool")
         poetry = tools.get("poetry") if isinstance(tools, dict) else None

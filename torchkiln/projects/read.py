@@ -67,7 +67,7 @@ def read_project(
         found = read_requirements(folder, REQUIREMENTS, name)
         source, requirements, python = REQUIREMENTS, tuple(found.requirements), file.requires_python
         constraints, ignored = tuple(found.constraints), tuple(found.ignored)
-    elif (file.project and not file.elsewhere) or (
+    elif (file.project and not file.is_dynamic) or (
         "dependencies" in file.project or (choice.groups and not file.project and file.lists("group"))
     ):
         source, requirements, python = FILE, _own(file, choice), file.requires_python
