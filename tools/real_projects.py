@@ -108,8 +108,8 @@ def page() -> str:
             [source, found.get("parent", "").partition("-cudnn")[0], *seconds, _outcome(project, found)]
         )
     titles = ("project", "image", *_STEPS, "what happened, and what it took")
-    dates = sorted(found["date"] for found in results.values())
-    head = f"Tried from {dates[0]} to {dates[-1]}, on a machine without a GPU: training on a GPU was not run."
+    days = " and ".join(sorted({found["date"] for found in results.values()}))
+    head = f"Tried on {days}, on a machine without a GPU: training on a GPU was not run."
     return f"{head}\n\n{table(titles, rows)}"
 
 
