@@ -330,3 +330,17 @@ def test_a_release_that_is_newer_than_all_wheels_is_named(scene: Scene) -> None:
     scene.settings('build = ["speed"]\n')
     assert versions(scene.locked("speed\n", "--upgrade")) == {"speed": "0.19"}
     assert "far older" not in scene.messages
+
+
+def test_an_sdist_that_cannot_be_built_is_not_to_be_named_again(scene: Scene) -> None:
+    """word2number has only a .zip; naming it in `build` changes nothing."""
+    scene.server.files["default", "zipped", "zipped-1.0.zip"] = b"x"
+    scene.server.dates["zipped-1.0.zip"] = OLD
+    assert 'build = ["zipped"]' in scene.fails("zipped\n")[1]
+    scene.settings('build = ["zipped"]\n')
+    code, messages = scene.fails("zipped\n")
+
+    assert code == 4
+    assert "zipped: named in build, but only a .tar.gz can be built: in the project's folder, run" in messages
+    assert 'write wheels = "wheels" into torchkiln.toml' in messages
+    assert "build = [" not in messages

@@ -182,6 +182,12 @@ def lock_project(
                 f" {needs.source}, or under [tool.torchkiln] in pyproject.toml; or put a wheel into a folder"
                 ' (wheels = "wheels"): see docs/projects.md'
             )
+            if named := " ".join(sorted({*needs.build} & {*error.names})):
+                hint = (
+                    f"{named}: named in build, but only a .tar.gz can be built: in the project's folder, run"
+                    f" python -m pip wheel --no-deps --wheel-dir wheels {named}, and write"
+                    ' wheels = "wheels" into torchkiln.toml'
+                )
         raise Unresolvable(
             f"{needs.name}: {needs.source} cannot be installed in {tag}: {explained(error.message, bounds)}",
             hint=hint,
