@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Runs the checks of the bundle that contains it: python3 run.py [options of `torchkiln smoke run`].
 
+In the bundle of a project these are the project's checks, with the options of `torchkiln project smoke`, and
+`python3 run.py smoke [options of torchkiln smoke run]` runs the smoke tests in the project's image.
 `python3 run.py run [options of torchkiln run] -- COMMAND` runs a command in the bundle's image instead.
 `python3 run.py --have` lists the layers on this host, for `torchkiln smoke run --bundle FOLDER --have FILE`.
 `python3 run.py --from FOLDER ...` copies the layers that a bundle made with --have lacks from the bundle in
@@ -31,6 +33,7 @@ LAUNCH = os.path.join(HERE, "python", "usr", "launch")
 PYTHON = os.path.join(LAUNCH, "python3")
 USAGE, UNWRITABLE, MACHINE, DAMAGED = 2, 6, 8, 12  # exit codes
 HAVE, FROM = "--have", "--from"
+PROJECT = "checkout/project"  # only the bundle of a project has it
 LARGEST = 64 << 20  # bytes of bundle.json
 LARGE = 1_000_000_000  # bytes; a smaller bundle is verified in about two seconds, so prints no progress
 # The loader uses the libraries of the bundle; Python finds its standard library by --argv0.
@@ -115,11 +118,17 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     if arguments[:1] == ["run"]:
         torchkiln(["run", "--output", layout, *arguments[1:]])
         return
-    words = ["smoke", "run", bundle["tag"], "--output", layout]
+    words, report = ["smoke", "run", bundle["tag"]], "report.json"
+    of_project = any(name.startswith(f"{PROJECT}/") for name in bundle["files"])
+    if of_project and arguments[:1] == ["smoke"]:
+        report, arguments = "suite.json", arguments[1:]
+    else:
+        words = ["project", "smoke", os.path.join(HERE, PROJECT)] if of_project else words
+        words += bundle["arguments"]
+    words += ["--output", layout]
     words += ["--images", os.path.join(HERE, "checkout", "images")]
     words += ["--matrix", os.path.join(HERE, "checkout", "matrix.yaml")]
-    words += ["--report", os.path.join(HERE, "report.json")]
-    torchkiln([*words, *bundle["arguments"], *arguments])
+    torchkiln([*words, "--report", os.path.join(HERE, report), *arguments])
 
 
 def own_options(arguments: list[str]) -> tuple[list[str], bool, list[str]]:

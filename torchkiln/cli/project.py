@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchkiln.cli.shared.bundling import Bundling, bundle_options, make_bundle
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import (
@@ -278,6 +279,7 @@ def watch(project: _Build, to: PushTo) -> None:
 @key_option
 @nonce_option
 @report_options
+@bundle_options
 def smoke(
     folder: Path,
     matrix_file: Path,
@@ -290,6 +292,7 @@ def smoke(
     key_file: Path | None,
     nonce: str | None,
     files: ReportFiles,
+    bundling: Bundling,
 ) -> None:
     """Run the checks of the project in its image, by default without a GPU; print the verdict.
 
@@ -298,10 +301,14 @@ def smoke(
     if the image fails a check, with 11 if the host cannot run them.
     """
     from torchkiln.cli.shared.console import open_cache
+    from torchkiln.cli.shared.image_names import NamedImage
     from torchkiln.cli.shared.smoke_output import SmokeLines
-    from torchkiln.projects.smoke.session import ProjectChecks, check_project
+    from torchkiln.projects.smoke.carried import carried, carried_in
+    from torchkiln.projects.smoke.session import ProjectChecks, check_project, project_image
     from torchkiln.projects.source import ProjectRequest, locked_folder
+    from torchkiln.projects.symbols.require import require_known
     from torchkiln.smoke.report import demand_pass
+    from torchkiln.smoke.suite import load_suite
 
     checks = ProjectChecks(
         only=only,
@@ -312,11 +319,21 @@ def smoke(
         gpus=on.gpus,
         nonce=nonce,
     )
+    bundling.demand(on, key_file, files)
     key = key_of(key_file, files, nonce)
-    demand_lock(folder)
-    cell, locks = project_cell(CellOptions(matrix_file=matrix_file), folder, images)
-    lines, store = SmokeLines(), open_cache()
-    project = locked_folder(ProjectRequest(folder=folder, cell=cell), locks, store, os.environ)
-    report = check_project(project, output, checks, store, lines, lambda: locks.matrix.repository)
+    chosen, lines, store = CellOptions(matrix_file=matrix_file), SmokeLines(), open_cache()
+    if (project := carried_in(folder, images)) is None:
+        demand_lock(folder)
+        cell, locks = project_cell(chosen, folder, images)
+        project = locked_folder(ProjectRequest(folder=folder, cell=cell), locks, store, os.environ)
+    if bundling.bundle:
+        checks.selected(project.settings.test)
+        require_known(allow_missing, project.lock)
+        arguments = bundling.arguments(on, only, limit, nonce)
+        arguments += [word for name in allow_missing for word in ("--allow-missing", name)]
+        image = NamedImage(layout=output, ref=project_image(project, output)[0].ref)
+        make_bundle(image, images, matrix_file, load_suite(), arguments, bundling, carried(project))
+        return
+    report = check_project(project, output, checks, store, lines, lambda: chosen.grid()[0].repository)
     publish(report, files, key, printed=lines.printed)
     demand_pass(report)

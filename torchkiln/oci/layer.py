@@ -26,6 +26,7 @@ from isal import isal_zlib
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.oci import tar
+from torchkiln.oci.encode import deflated
 
 _GATHER = 1 << 20  # most gathered bytes; limits memory
 HEADER = b"\x1f\x8b\x08\x00" + b"\x00" * 4 + b"\x00\xff"  # deflate, no flags, no time, OS unknown
@@ -156,8 +157,6 @@ class LayerWriter:
 
 def _packed(data: bytes) -> bytes:
     """*data* compressed, as one gzip member."""
-    from torchkiln.oci.encode import deflated  # imported here: a smoke bundle has no libdeflate
-
     return b"".join((HEADER, deflated(data), trailer(isal_zlib.crc32(data), len(data))))
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.engine.image_lock import lock_of
-from torchkiln.errors import ConfigError
 from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
@@ -80,7 +79,7 @@ class SmokeSession:
         :raises Stale: there is no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
-        image, tag, locked = image_and_lock(ref, layout, self.images, self.store, projects=True)
+        image, tag, locked = image_and_lock(ref, layout, self.images, self.store)
         if of_project := PARENT_LABEL in labels(image):
             suite = request.checks.suite
             suite = replace(suite, checks=tuple(check for check in suite.checks if not check.of_image))
@@ -163,21 +162,17 @@ def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
 
 
 def image_and_lock(
-    ref: str | None, layout: Path, images: Path, store: Store, *, projects: bool = False
+    ref: str | None, layout: Path, images: Path, store: Store
 ) -> tuple[ImageOnDisk, str, LockedCell]:
     """The image *ref* of *layout* (None: its only image), its tag, and its lock, as `lock_of` finds it.
 
-    :param projects: it may be the image of a project; then tag and lock are those of its parent image.
-    :raises ConfigError: there is no such image, or it is the image of a project.
+    Tag and lock of the image of a project are those of its parent image.
+
+    :raises ConfigError: there is no such image.
     :raises Stale: there is no lock for it.
     """
     image = open_layout(layout).image(ref)
     parent = labels(image).get(PARENT_LABEL, "").partition("@")[0]
-    if parent and not projects:
-        raise ConfigError(
-            f"{image.ref} is the image of a project: this works only for images of cells",
-            hint=f"name the parent image: {parent}",
-        )
     tag = parent or tag_in(image) or image.ref
     return image, tag, lock_of(image, tag, layout, images, store)
 

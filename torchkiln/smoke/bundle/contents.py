@@ -3,7 +3,7 @@
 run.py            starts it, with Python 3.8 or newer
 bundle.json       versions, arguments, the sha256 of every other file except the blobs, layers left out
 layout/           the image, an OCI layout
-checkout/         torchkiln, the suite, the image's lock
+checkout/         torchkiln, the suite, the image's lock, for the image of a project also the project's
 packages/         the Python packages that torchkiln needs
 python/           the Python of the image's base, with its C library, and GNU tar
 cache/pytest/KEY  pytest, for use in the image
@@ -31,6 +31,7 @@ from torchkiln.util.places import PACKAGE, SHIPPED
 SCHEMA = 1
 RUN, BUNDLE = "run.py", "bundle.json"
 BLOBS = "layout/blobs/"
+PROJECT = "checkout/project"  # its folder; bundle_run.py has the same name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class BundleParts:
     """The parts of a bundle. Each folder is included with all files."""
 
     image: ImageOnDisk
-    tag: str
+    tag: str  # of the lock
     python: str  # version, "3.11.2"
     suite: Suite
     lock: bytes  # of the image, as a file
@@ -57,7 +58,8 @@ class BundleParts:
     interpreter: Path
     packages: Path
     pytest: Path
-    arguments: Sequence[str]  # arguments for `smoke run`, placed before those of run.py
+    arguments: Sequence[str]  # of the command that checks the image, placed before those of run.py
+    project: Mapping[str, bytes]  # more files, by path: those of a project whose checks run
 
 
 def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[BundleFile, ...]:
@@ -75,13 +77,14 @@ def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[Bund
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
         _bytes(f"checkout/images/{parts.tag}/lock.json", parts.lock),
+        *(_bytes(path, data) for path, data in parts.project.items()),
         _bytes("layout/oci-layout", canonical_json(VERSION)),
         _bytes("layout/index.json", canonical_json(index_of(parts.image))),
     ]
     description = {
         "schema": SCHEMA,
         "tool": __version__,
-        "tag": parts.tag,
+        "tag": parts.image.ref,
         "image": parts.image.manifest,
         "suite": parts.suite.digest,
         "python": f"usr/bin/{python_name(parts.python)}",

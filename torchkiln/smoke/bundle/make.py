@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchkiln.base.interpreter import LIBRARIES, extract_python, python_name
@@ -32,6 +32,7 @@ def parts_of(
     *,
     matrix: Path,
     arguments: Sequence[str],
+    project: Mapping[str, bytes],
     store: Store,
 ) -> Iterator[BundleParts]:
     """The parts of the bundle that runs *suite* in *image*; leaving the context removes temporary files.
@@ -62,6 +63,7 @@ def parts_of(
             packages=packages,
             pytest=pytest,
             arguments=arguments,
+            project=project,
         )
     finally:
         remove_tree(temporary)
