@@ -1,8 +1,9 @@
-"""A bundle of a project: a host with only Python runs its checks, the smoke tests and a command in its image."""
+"""A bundle of a project: a host with only Python runs its checks, the suite and a command in its image."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from tests.bundles import started
 from tests.docker.scene import TAG, Scene
+from tests.engine.root import NoEngine
+from tests.engine.slurm import slurm_cluster
 from tests.keys import ED, pem, public_pem
+from tests.needs import give_up, nightly
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.locks.lock import load_locked, lock_digest
@@ -22,6 +26,7 @@ from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.source import needs_of
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
 
@@ -29,6 +34,14 @@ PYPROJECT = """
 [project]
 name = "small"
 dependencies = ["own==1.0", "optional==9; python_version < '3'"]
+"""
+# Its console script replaces torchrun, which the fake torch lacks.
+OWN = b"""
+import os, sys
+VALUE = 7
+def main():
+    import small
+    print("ran", small.VALUE, os.getcwd(), *sys.argv[5:], flush=True)
 """
 SETTINGS = """
 wheels = "wheels"
@@ -48,7 +61,9 @@ class Built:
     def kiln(self, *words: str) -> str:
         """The output of `project` *words*."""
         command, *rest = words
-        ran = self.scene.command("project", command, str(self.folder), "--images", str(self.scene.images), *rest)
+        ran = self.scene.command(
+            "project", command, str(self.folder), "--images", str(self.scene.images), *rest
+        )
         assert ran.returncode == 0, ran.stderr
         return f"{ran.stdout}{ran.stderr}"
 
@@ -57,7 +72,8 @@ class Built:
 def project(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The project `small`, with a wheel, code and a test; the bundle has a folder for itself."""
     folder = tmp_path_factory.mktemp("project")
-    wheel = make_wheel(folder / "wheels", "own", "1.0", {"own/__init__.py": b"VALUE = 7\n"})
+    files = {"own/__init__.py": OWN}
+    wheel = make_wheel(folder / "wheels", "own", "1.0", files, console=(("torchrun", "own:main"),))
     (folder / "small").mkdir()
     (folder / "small/__init__.py").write_text("import own\nVALUE = own.VALUE\n")
     (folder / "small/selftest.py").write_text("import small, sys\nsys.exit(small.VALUE != 7)\n")
@@ -141,10 +157,19 @@ def test_a_command_runs_with_the_projects_code(project: Built, tmp_path: Path) -
 
 
 def test_the_bundle_of_its_suite(project: Built, tmp_path: Path) -> None:
-    """`smoke small --bundle` makes one that runs only the smoke tests, in parts, without layers the host has."""
+    """`smoke small --bundle` makes one that runs only the suite; here in parts, without the host's layers."""
     have = tmp_path / "have.txt"
     have.write_text(started(project.bundle, "--have").stdout)
-    words = ("smoke", "small", "--images", str(project.scene.images), "--only", "cpu-train", "--have", str(have))
+    words = (
+        "smoke",
+        "small",
+        "--images",
+        str(project.scene.images),
+        "--only",
+        "cpu-train",
+        "--have",
+        str(have),
+    )
     place = tmp_path / "parts"
     made = project.scene.command(*words, "--bundle", str(place), "--part-size", "5m")
     assert made.returncode == 0, made.stderr
@@ -196,3 +221,21 @@ def test_a_damaged_project_is_refused(project: Built, tmp_path: Path, harm: str)
     ran = started(copy)
     assert (ran.returncode, ran.stdout) == (12, "")
     assert "the bundle is damaged: checkout/project/torchkiln.lock.json" in ran.stderr
+
+
+@nightly
+def test_slurm_runs_it(project: Built, tmp_path: Path) -> None:
+    """Each node runs the image's code; the checks write their report beside the bundle."""
+    for script in ("deploy/slurm/train.sbatch", "docs/gpu-hosts/slurm.sbatch"):
+        shutil.copy(ROOT / script, tmp_path)
+    shutil.copytree(project.bundle, tmp_path / "bundle", ignore=shutil.ignore_patterns("rootfs", "launch"))
+    try:
+        with slurm_cluster(tmp_path) as cluster:
+            ran = cluster.sbatch("--gres=none", "--nodes=2", "train.sbatch", "bundle", "/app/train.py", "-x")
+            checked = cluster.sbatch("--gres=none", "slurm.sbatch", "/srv/bundle", "--only", "test")
+    except NoEngine as error:
+        give_up(str(error))
+    report = json.loads((tmp_path / "bundle.report.json").read_bytes())
+
+    assert (ran[0], len(re.findall("^ran 7 /workspace .*/app/train.py -x$", ran[1], re.M))) == (0, 2), ran[1]
+    assert (checked[0], report["verdict"], report["tag"]) == (0, "pass", "small"), checked[1]

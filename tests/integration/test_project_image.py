@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -179,15 +180,22 @@ def test_from_a_folder_to_a_running_and_pushed_image(commands: Commands, registr
     assert sent[1]["bytes_sent"] < sizes[-1] + 20_000  # the code, config and manifest
 
 
-def test_bundles_are_of_images_of_cells(commands: Commands, tmp_path: Path) -> None:
-    commands.build()
-    where = ("--images", str(commands.images), *commands.output, "--bundle", str(tmp_path / "bundle"))
+@pytest.mark.parametrize("form", ["oci-archive", "docker-archive"])
+def test_an_archive_of_the_image(commands: Commands, form: str) -> None:
+    """It is beside the layout, with the same blobs; an engine gives it the name with which `run` loads it."""
+    code, out, messages = commands.build("--json", "--format", form)
 
-    code, out, messages = commands.run("smoke", "run", "project", *where)
-
-    assert (code, out) == (2, ""), messages
-    assert "project is the image of a project: this works only for images of cells" in messages
-    assert f"name the parent image: {TAG}" in messages
+    assert code == 0, messages
+    found, archive = json.loads(out), commands.small.folder / f"project.{form}.tar"
+    assert found["archive"] == str(archive)
+    assert f"archive: {archive}\n" in messages
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+        (entry,) = json.loads(tar.extractfile("index.json").read())["manifests"]  # type: ignore[union-attr]
+    assert entry["digest"] == found["digest"]
+    assert entry["annotations"]["io.containerd.image.name"] == "docker.io/library/pytorch-cuda:project"
+    assert {f"blobs/{layer['digest'].replace(':', '/')}" for layer in found["layers"]} <= set(names)
+    assert ("manifest.json" in names) == (form == "docker-archive")
 
 
 @needs_namespaces

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.options import (
+    format_option,
     gathered,
     images_folder,
     json_option,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
-_FORMATS = ("oci", "oci-archive", "docker-archive")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("base", "builder", "cache_from", "cache_to"),
@@ -113,14 +113,7 @@ class _Tests:
         " policy requires; with two GPUs also tier 2]",
     ),
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="oci",
-    show_default=True,
-    help="also write an archive beside the layout: <tag>.FORMAT.tar",
-)
+@format_option
 @layer_format_option
 @gathered(
     "buildx",

@@ -17,6 +17,7 @@ from torchkiln.cli.shared.options import (
     FOLDER,
     PushTo,
     as_of_option,
+    format_option,
     gathered,
     images_folder,
     json_option,
@@ -204,13 +205,13 @@ class _Build:
             options=BuildOptions(sources=context.sources, layer_format=self.layer_format),
         )
 
-    def build(self, to: PushTo | None, smoke: bool | None) -> None:
-        """Build, test and push, and print the result."""
+    def build(self, to: PushTo | None, smoke: bool | None, form: str = "oci") -> None:
+        """Build, test and push, write the archive of the format *form*, and print the result."""
         from torchkiln.cli.shared.smoke_output import BuildSmoke
 
         builder = self.builder()
         tests = None if smoke is False else BuildSmoke(builder.context, demanded=bool(smoke))
-        result, error = builder.build_and_push(to, tests)
+        result, error = builder.build_and_push(to, tests, form)
         printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
         click.echo(json.dumps(result) if self.as_json else printed)
         if error:
@@ -236,13 +237,14 @@ _build_options = gathered(
 
 @project.command("build")
 @_build_options
+@format_option
 @smoke_option
-def build(project: _Build, smoke: bool | None) -> None:
+def build(project: _Build, form: str, smoke: bool | None) -> None:
     """Build the image of the project, run its checks, and print its digest; it has the project's name.
 
     The lock is written if it is missing.
     """
-    project.build(None, smoke)
+    project.build(None, smoke, form)
 
 
 @project.command("push")

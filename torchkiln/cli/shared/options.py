@@ -180,6 +180,14 @@ layer_format_option = click.option(
     show_default=True,
     help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
 )
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("oci", "oci-archive", "docker-archive")),
+    default="oci",
+    show_default=True,
+    help="also write an archive beside the layout: NAME.FORMAT.tar",
+)
 locked_option = click.option(
     "--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock"
 )

@@ -76,15 +76,24 @@ class ProjectBuilder:
         return built
 
     def build_and_push(
-        self, to: PushTo | None, tests: BuildSmoke | None
+        self, to: PushTo | None, tests: BuildSmoke | None, form: str
     ) -> tuple[dict[str, Any], KilnError | None]:
         """Build the project, run *tests* in its image, and push it *to* a registry if they passed.
+
+        :param form: the format of an archive of the image; "oci": only the layout is written.
 
         Returns what --json prints, and the error of *tests*.
         """
         with pushes_to(to, self.context) as pushes:
             source, built = self.first()
             result, ref = self.result(built, source.code), built.built.image.ref
+            if form != "oci":
+                from torchkiln.oci.archive import archive_image
+
+                repository = self.context.matrix.repository
+                archive = archive_image(built.built.image, form, repository=repository)  # type: ignore[arg-type]
+                self.context.say(f"archive: {archive}")
+                result["archive"] = str(archive)
             failed = tests.of_project(result, replace(source, lock=built.lock)) if tests else None
             if pushes and not failed:
                 from torchkiln.cli.shared.unproven import pushed_json  # loads slowly
