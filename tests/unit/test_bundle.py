@@ -100,6 +100,8 @@ REQUIREMENTS = ROOT / "torchkiln/smoke/bundle/requirements.txt"
 
 IMPORTED = """
 import sys, torchkiln.cli.bundle_layers, torchkiln.cli.run, torchkiln.cli.smoke, torchkiln.smoke.session
+import torchkiln.cli.project, torchkiln.cli.shared.project, torchkiln.projects.smoke.carried
+import torchkiln.projects.smoke.session
 print("\\n".join({name.partition(".")[0] for name in sys.modules}))
 """
 
