@@ -100,6 +100,7 @@ def test_for_machines(scene: Scene) -> None:
     assert (good["image"], good["cleared"]["digest"], good["missing"]) == (scene.image, scene.image, [])
     assert good["cleared"]["passed"] == ["compile-cpu", "import", "bf16", "cuda", "nccl-all-reduce"]
     assert good["cleared"]["signers"] == []
+    assert {row["check"]: row["tier"] for row in good["checks"]} == TIERS
     assert (bad["image"], bad["cleared"]) == (scene.image, None)
     why = "nonce mismatch: it has the nonce request-0000"
     assert bad["missing"] == [{"what": "report.json", "why": why}]

@@ -318,6 +318,19 @@ def test_the_tar_is_that_of_gnu_tar(tmp_path: Path) -> None:
     assert tarfile.TarInfo.frombuf(ours[:512], "utf-8", "strict").name == "./dev"
 
 
+@pytest.mark.parametrize("spooled", [True, False], ids=["on disk", "in memory"])
+def test_a_content_is_read_in_pieces(spooled: bool) -> None:
+    """Each of at most 1 MiB; the file has another content before it, and one behind it."""
+    data = os.urandom((2 << 20) + 7)
+    with spool() as contents:
+        _, place, _ = (contents.add([part], len(part)) for part in (b"before", data, b"behind"))
+        node = Node(described("a", "file", len(data)), place if spooled else data)
+        pieces = list(node.pieces())
+
+    assert b"".join(pieces) == data
+    assert [len(piece) for piece in pieces] == [1 << 20, 1 << 20, 7]
+
+
 @given(trees())
 def test_a_layer_reads_back(tree: Tree) -> None:
     with spool() as contents:

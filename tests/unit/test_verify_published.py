@@ -11,11 +11,13 @@ import pytest
 from tests.keys import P256, UNKNOWN_KEY, public_pem
 from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server, each_scene
 from tests.publisher import interpreter
-from tests.reports import TAG, found
-from torchkiln.attest.signers import ByKey
+from tests.reports import TAG, found, report
+from torchkiln.attest.signers import ByKey, OpenedStatement
 from torchkiln.attest.statement import statement
 from torchkiln.errors import VerificationFailed
-from torchkiln.smoke.attestation import attest
+from torchkiln.gate.clearance import CLEARANCE
+from torchkiln.publishing.attached import reports_in
+from torchkiln.smoke.attestation import attest, statement_of
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 
@@ -49,6 +51,23 @@ def test_publishing_again_adds_nothing(each_scene: Scene) -> None:
     each_scene.publish()
 
     assert (set(each_scene.there.blobs), set(each_scene.there.manifests)) == before
+
+
+def test_publishing_again_adds_what_is_missing(each_scene: Scene) -> None:
+    each_scene.publish()
+    each_scene.lose(CLEARANCE)
+    each_scene.publish()
+
+    assert each_scene.attached(CLEARANCE)
+    assert each_scene.verify().exit_code == 0
+
+
+def test_an_invalid_report_hides_no_other() -> None:
+    good = OpenedStatement(statement=statement_of(report()), signed=True, signers=("k",), envelope=None)
+    bad = replace(good, statement=replace(good.statement, predicate="{}"))
+    reports, faults = reports_in([bad, good])
+
+    assert ([found.name for found in reports], len(faults)) == (["report 2"], 1)
 
 
 def test_a_flipped_byte_in_a_layer(scene: Scene) -> None:
