@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,15 @@ from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.base import archive, artefact, effects
 from torchkiln.base.contents import parse_status
-from torchkiln.errors import BadWheel, BuildFailed, ConfigError, KilnError, Stale, VerificationFailed
+from torchkiln.errors import (
+    BadWheel,
+    BuildFailed,
+    ConfigError,
+    KilnError,
+    RegistryError,
+    Stale,
+    VerificationFailed,
+)
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import clear, judge
 from torchkiln.index import pages
@@ -53,7 +61,7 @@ from torchkiln.projects.files import LIMIT
 from torchkiln.projects.read import read_project
 from torchkiln.projects.sources.sdist import build_system
 from torchkiln.registry.credentials import find_login
-from torchkiln.registry.reading import Document
+from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.sbom import evidence
 from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
@@ -117,6 +125,16 @@ def _layout(document: Any, use: Callable[[Path, Any], object]) -> DocumentReader
 
 def _manifest(data: bytes) -> object:
     return Document(digest=IMAGE, media_type="x", data=data).json
+
+
+class _Listed(RepositoryReader):
+    """A repository whose lists have one page, *page*; it has no registry."""
+
+    def __init__(self, page: bytes) -> None:
+        self.repository, self._base, self._page = Repository(host="registry.example", name="a"), "", page
+
+    def _pages(self, *_: object) -> Iterator[bytes]:
+        yield self._page
 
 
 _ENTRY = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest(b"a"), "size": 7}
@@ -216,6 +234,8 @@ READERS: Mapping[str, DocumentReader] = {
     "manifest": _layout({"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY}, lambda path, it: descriptors(path, "layers", it)),
     "config": _layout(_CONFIG, diff_ids),
     "manifest of a registry": _of(json_bytes({"schemaVersion": 2}), _manifest),
+    "tags in a registry": _of(json_bytes({"name": "a", "tags": ["v1"]}), lambda data: _Listed(data).tags(), RegistryError),
+    "referrers in a registry": _of(json_bytes({"manifests": [_ENTRY]}), lambda data: _Listed(data).referrers(IMAGE), RegistryError),
     "logins": _of(json_bytes(_LOGINS), _from_file(lambda path: find_login(Repository(host="registry.example", name="a"), {"DOCKER_CONFIG": str(path.parent)}), "config.json"), ConfigError),
     "project's lock": _of(project_lock.to_json(PROJECT_LOCK), project_lock.from_json, Stale, strict=True, most=LIMIT),
     "page of an index in JSON": _of(_PAGE, lambda data: wheels_on(_page(data, json=True), "a"), BuildFailed, form="page", most=pages.MOST),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.roots import entry, tar_of
 from tests.stored import put, put_tar
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status
-from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase, OsPackage, package_changes
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.store.store import Store
@@ -92,22 +91,6 @@ def test_the_lock_reads_back() -> None:
     assert artefact.from_json(artefact.to_json(base), LockedBase) == base
     assert json.loads(artefact.to_json(base))["packages"]["openssl"] == "3.0.18"
     assert hash(base) == hash(replace(base))
-
-
-SPOIL: dict[str, Callable[[dict[str, object]], object]] = {
-    "digest": lambda lock: lock | {"digest": "sha256:abc"},
-    "packages": lambda lock: lock | {"packages": ["a"]},
-}
-
-
-@pytest.mark.parametrize("spoil", SPOIL.values(), ids=SPOIL)
-def test_an_invalid_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, object]], object]) -> None:
-    path = artefact.write_lock(tmp_path, a_base(None))
-    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
-
-    with pytest.raises(ConfigError, match=r"base-debian12/base\.json: "):
-        artefact.read_lock(tmp_path, "debian12")
-    assert artefact.read_lock(tmp_path, "ubuntu22.04") is None
 
 
 def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:

@@ -76,8 +76,6 @@ def many(count: int) -> Callable[[], object]:
 
 LAYOUTS: dict[str, Callable[[], object]] = {
     "an index of two million objects": raw("index.json", b"[" + b"{}," * 1_300_000 + b"{}]"),
-    "an index of objects of one key": raw("index.json", b"[" + b'{"a":1},' * 500_000 + b"0]"),
-    "an index of escapes": raw("index.json", b'["' + b"\\n" * 2_000_000 + b'"]'),
     "a version file of a gigabyte": lambda: (raw("oci-layout", b"")(), _sparse(Path("layout/oci-layout"))),
     "a config of labels": config(lambda d: d["config"].update(Labels={f"{n:x}": "" for n in range(150_000)})),
     "a manifest of annotations": manifest(

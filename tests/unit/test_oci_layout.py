@@ -1,6 +1,5 @@
 """Images are written to a layout and read by their names; invalid layouts are errors."""
 
-import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.oci_samples import ZERO, BlobFolder, digest, files, plan, tar_of
+from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
@@ -202,32 +201,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VerificationFailed, match="is not empty and not an OCI layout"):
         build(tmp_path)
     assert {path.name for path in (tmp_path / "layout").iterdir()} <= {"thesis.tex", ".lock"}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("oci-layout", '{"imageLayoutVersion":"2.0.0"}', "unknown layout version '2.0.0'"),
-        ("index.json", "{}", "manifests: must be a list, not nothing"),
-        ("index.json", '{"manifests":[{"digest":"sha256:12"}]}', r"\[0\]\.digest: 'sha256:12' is not"),
-        (
-            "index.json",
-            json.dumps({"manifests": [{"mediaType": "m", "size": 1, "digest": ZERO, "annotations": []}]}),
-            r"manifests\[0\]\.annotations: must be a mapping",
-        ),
-    ],
-)
-def test_a_malformed_layout_is_reported_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
-    build(tmp_path)
-    (tmp_path / "layout" / name).write_text(text)
-    with pytest.raises(VerificationFailed, match=f"{name}: .*{words}"):
-        open_layout(tmp_path / "layout").image("a")
-
-
-def test_a_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
-    """The error differs from that of a broken layout."""
-    with pytest.raises(ConfigError, match="no such directory"):
-        open_layout(tmp_path / "nowhere")
 
 
 @given(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.hostile_registry import Answer, Hostile, document, endless, hostile
-from tests.peak import LIMIT, run
 from tests.pushing import Rests
 from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
 from torchkiln.model.digest import Digest
@@ -219,10 +217,6 @@ TAGS: dict[str, tuple[Answer | bytes, str]] = {
     "a number for a tag": (document(b'{"tags": [1]}'), "is not a tag"),
     "text for tags": (document(b'{"tags": "abc"}'), "invalid response"),
     "true for tags": (document(b'{"tags": true}'), "invalid response"),
-    "no object": (document(b"[]"), "invalid response"),
-    "Infinity": (document(b'{"tags": [Infinity]}'), "invalid response"),
-    "a key twice": (document(b'{"tags": [], "tags": ["a"]}'), "invalid response"),
-    "deep": (document(b'{"tags":' + b"[" * 100_000), "invalid response"),
 }
 
 
@@ -258,19 +252,8 @@ REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
         "loop",
     ),
     "a list without an end": (endless(OPEN, b" " * 65536), "longer than"),
-    "no object": (document(b"[]"), "invalid response"),
     "text for manifests": (document(b'{"manifests": "abc"}'), "invalid response"),
     "NaN": (document(b'{"manifests": [{"size": NaN}]}'), "NaN is not valid JSON"),
-    "a number without an end": (
-        document(b'{"manifests": [{"size": ' + b"9" * 100_000 + b"}]}"),
-        "100000 digits",
-    ),
-    "half a character": (document(b'{"manifests": [{"digest": "\\ud800"}]}'), "unpaired surrogate"),
-    "three million objects": (
-        document(b'{"manifests": [' + b"{}," * 3_000_000 + b"{}]}"),
-        "more than 1048576",
-    ),
-    "two million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
 }
 
 
@@ -327,11 +310,8 @@ TOKENS: dict[str, bytes] = {
     "a list of one": b'{"token": ["x"]}',
     "a megabyte": json.dumps({"token": "x" * (1 << 20)}).encode(),
     "a line feed": b'{"token": "x\\r\\nHost: y"}',
-    "half a character": b'{"token": "\\ud800"}',
     "not ASCII": '{"token": "ü"}'.encode(),
     "nothing": b"",
-    "Infinity": b'{"token": "x", "expires_in": Infinity}',
-    "deep": b'{"token":' + b"[" * 100_000,
     "twice": b'{"token": "x", "token": "y"}',
 }
 
@@ -364,28 +344,3 @@ def test_a_huge_challenge(header: str) -> None:
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-
-
-LARGE: dict[str, Callable[[], bytes]] = {
-    "1.3 million objects": lambda: b"[" + b"{}," * 1_300_000 + b"{}]",
-    "a key for each": lambda: b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
-    "objects of one key": lambda: b"[" + b'{"a":1},' * 500_000 + b"0]",
-    "escapes": lambda: b'["' + b"\\n" * 2_000_000 + b'"]',
-    "wide": lambda: '["\U0001f600{}"]'.format("x" * 4_000_000).encode(),
-    "gzip": lambda: gzip.compress(b" " * (64 << 20), 1) * 16,  # 1 GiB when decompressed
-}
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_memory_for_large_responses(name: str, tmp_path: Path) -> None:
-    """Each document has the maximum size of a manifest; the command runs in a process of its own."""
-    encoded = ["Content-Encoding: gzip"] if name == "gzip" else []
-    answer = document(LARGE[name](), "200 OK", f"Content-Type: {MANIFEST}", *encoded)
-    with hostile({**PING, "manifests/": answer}) as server:
-        done = run("verify", f"{server.host}/team/app:v1", folder=tmp_path)
-    assert done.code in (9, 12), done.err
-    assert done.err.startswith("error: ")
-    assert "Traceback" not in done.err
-    assert done.peak < LIMIT
