@@ -6,13 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from click.testing import CliRunner
-
 from tests.hostile import table
 from tests.hostile_documents import CASES, page_of, provoke
 from tests.layers import layer_of, pretended_code, sha256
 from tests.planned import PACKAGES, planned
-from torchkiln.cli.grid import list_command
+from tests.unit.test_cli_grid import OUTPUTS, output
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.plan.plan import to_json
@@ -26,7 +24,6 @@ FOLDERS = {
 # A committed wheel, because the bytes that zipfile writes depend on the machine's zlib.
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
-LIST = Path(__file__).parent / "list.txt"
 _GOLDEN_FILES = ("Dockerfile", "image.json")
 
 
@@ -52,15 +49,11 @@ def hostile_documents() -> bytes:
     return page_of(results).encode()
 
 
-def grid() -> bytes:
-    """The output of `list`."""
-    return CliRunner().invoke(list_command, ["--matrix", str(ROOT / "matrix.yaml")]).stdout.encode()
-
-
 if __name__ == "__main__":
     write_atomic(table.PAGE, table.page(table.messages(), table.pip_results()).encode())
     write_atomic(ROOT / "tests/golden/hostile-documents.md", hostile_documents())
-    write_atomic(LIST, grid())
+    for name in OUTPUTS:
+        write_atomic(Path(__file__).parent / name, output(name).encode())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
     for os_name, folder in FOLDERS.items():
         for name, data in files(os_name).items():
