@@ -14,15 +14,9 @@ from tools.gpu_runs import Run, runs
 from tools.kept import present
 from torchkiln.model.digest import Digest
 from torchkiln.smoke import report
-from torchkiln.util.places import ROOT
 
 BENCHMARK = replace(reports.found("busbw", "failed", "too slow"), id="benchmark", tier=3)
 FAILED = Run(file="two.json", name="two", report=replace(reports.report(), findings=(BENCHMARK,)))
-
-
-def test_the_committed_pages_and_pictures_are_fresh() -> None:
-    """They have a GPU of each kind, runs of earlier images, failures and figures that were not measured."""
-    assert gpu_pages.stale(ROOT / "docs") == {}
 
 
 def test_a_report_is_of_an_earlier_image_if_its_lock_gives_another_digest(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from smoke_tests.allowed import LIST
 from tests.layers import SCHEME, as_locked
 from tests.planned import LOCK_DIGEST, locked, wheel
 from tests.servers.index_server import IndexServer, wheel_bytes
-from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import BadWheel, Stale
 from torchkiln.index.package_index import open_index
 from torchkiln.locks.file import from_json, lock_digest, to_json
@@ -28,7 +27,6 @@ from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.plan.plan import plan
 from torchkiln.store.store import Store
-from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
 
@@ -120,17 +118,6 @@ def test_the_recorded_layers_do_not_depend_on_the_libraries() -> None:
     assert same_files(cell(*LIBRARIES), cell())
 
 
-def test_each_library_has_a_link_where_the_loader_looks() -> None:
-    links = {link.path: link.target for link in planned(cell(*LIBRARIES)).overlay.links}
-
-    assert links["usr/lib/x86_64-linux-gnu/libcublas.so.12"] == (
-        "/opt/venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublas.so.12"
-    )
-    assert set(links.values()) == {f"/opt/venv/lib/python3.11/site-packages/{name}" for name in LIBRARIES}
-    assert {path.rpartition("/")[0] for path in links} == {"usr/lib/x86_64-linux-gnu"}
-    assert planned(cell()).overlay.links == ()
-
-
 def test_a_lock_cannot_link_a_library_of_another_wheel() -> None:
     """Such a link could replace the OS's own libc, and the wheel is not part of the GPU stack."""
     made = cell()
@@ -138,15 +125,6 @@ def test_a_lock_cannot_link_a_library_of_another_wheel() -> None:
     hostile = replace(made, wheels=(*others, replace(pip, libraries=("pip/lib/libc.so.6",))))
 
     assert [link for link in planned(hostile).overlay.links if link.path.endswith("/libc.so.6")] == []
-
-
-def test_the_dockerfile_makes_the_same_links() -> None:
-    image = planned(cell(*LIBRARIES))
-    text = render(image, load_templates(ROOT / "templates"), ())
-
-    made = dict(re.findall(r"ln -s (\S+) /(\S+)", text))
-    assert made == {link.target: link.path for link in image.overlay.links}
-    assert "mkdir -p /usr/lib/x86_64-linux-gnu " in text
 
 
 def test_the_smoke_suite_does_not_expect_that_a_linked_library_is_missing() -> None:

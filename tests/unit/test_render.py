@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,11 +20,10 @@ from tests.golden.write import FOLDERS, files
 from tests.planned import PACKAGES, planned, wheel
 from torchkiln.docker.dockerfile import load_templates, pip_options, quote, render
 from torchkiln.errors import ConfigError
-from torchkiln.locks.lock import load_locked, requirements_txt
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.cell import Source
-from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS, OperatingSystem
-from torchkiln.model.plan import ImageConfig, ImagePlan, WheelLayer
-from torchkiln.plan.plan import CONSTRAINTS
+from torchkiln.model.operating_system import SYSTEMS
+from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.util.places import ROOT, TEMPLATES
 
 TEXTS = load_templates(TEMPLATES)
@@ -37,18 +34,6 @@ TEXTS = load_templates(TEMPLATES)
 def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
     """If the change is intended, run `make golden` and review the diff."""
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
-
-
-@pytest.mark.parametrize("system", SYSTEMS.values(), ids=str)
-def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: OperatingSystem) -> None:
-    default, lines = (files(name)["Dockerfile"].decode().splitlines() for name in (DEFAULT_OS, system.name))
-    user = [f"id {system.docker_user} " in line for line in lines] if system.docker_user else []
-    assert f"ARG BASE={system.docker_base}" in lines
-    assert any(f"/opt/venv/lib/python{system.python}/site-packages" in line for line in lines)
-    assert len(lines) == len(default) + sum(user)
-    assert sum(user) == bool(system.docker_user)
-    if system.name != DEFAULT_OS:
-        assert not any("python3.11" in line or "debian12" in line for line in lines)
 
 
 @pytest.mark.proof
@@ -81,35 +66,6 @@ def steps(dockerfile: str) -> list[str]:
     return [
         step for step in re.findall(r"^RUN .*?(?=^#|\Z)", dockerfile, re.M | re.S) if "pip install" in step
     ]
-
-
-def test_every_wheel_is_required_once_with_its_hash() -> None:
-    """The requirement is in a RUN instruction, or in a line of requirements.txt that one selects."""
-    for plan in (planned(), many()):
-        dockerfile = render(plan, TEXTS, PACKAGES)
-        lines = re.findall(r"^\S+==\S+ --hash=\S+$", dockerfile, re.M)
-        picked = [
-            name
-            for names in re.findall(r"for name in (.*?); do .\n +grep", dockerfile, re.S)
-            for name in names.split()
-        ]
-        of = {line.split("==")[0]: line for line in requirements_txt(plan.locked).decode().splitlines()}
-        found = [*lines, *(of[name] for name in picked if name != "\\")]
-        assert sorted(found) == sorted(
-            f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in plan.locked.wheels
-        )
-
-
-def test_a_step_mounts_its_own_wheels_and_pip_and_no_folder() -> None:
-    plan = planned()
-    layers = plan.of(WheelLayer)
-    found = steps(render(plan, TEXTS, PACKAGES))
-    assert len(found) == len(layers) > 5
-    for step, layer in zip(found, layers, strict=True):
-        mounts = re.findall(r"--mount=type=bind,from=wheels,source=(\S+),target=(\S+) ", step)
-        assert mounts[0] == ("pip-25.3-py3-none-any.whl", "/pip-25.3-py3-none-any.whl")
-        assert mounts[1:] == [(w.filename, f"/wheels/{w.filename}") for w in layer.wheels]
-        assert step.count("--mount") == len(mounts)
 
 
 def test_many_wheels_use_a_separate_stage() -> None:
@@ -162,19 +118,6 @@ def test_the_header_names_the_image_and_the_indexes_that_it_needs() -> None:
     )
 
 
-def test_every_layer_of_wheels_is_one_run_in_the_plans_order() -> None:
-    plan = planned()
-    comments = [line[2:] for line in render(plan, TEXTS, PACKAGES).splitlines() if line.startswith("# ")]
-    titles = [layer.title for layer in plan.layers if layer.kind == "wheels"]
-    assert [line for line in comments if line in titles] == titles
-
-
-def test_the_dockerfile_names_no_host_and_no_frontend() -> None:
-    text = render(planned(), TEXTS, PACKAGES)
-    assert "# syntax" not in text
-    assert "://" not in text
-
-
 def test_a_lock_without_pip_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no pip"):
         render(planned("2.7.1", wheel("torch", "2.7.1", megabytes=800)), TEXTS, PACKAGES)
@@ -212,90 +155,3 @@ def test_the_shell_scripts_of_rootfs_parse() -> None:
 
 
 # --- the Dockerfile has the plan's config ----------------------------------------------------------
-
-
-Instructions = list[tuple[str, str]]
-
-
-@pytest.fixture(scope="module")
-def instructions() -> Instructions:
-    """Keyword and arguments of each instruction in the last build stage."""
-    text = render(planned(), load_templates(TEMPLATES), PACKAGES)
-    text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # here-documents are removed
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    found = [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]
-    last = max(index for index, (keyword, _) in enumerate(found) if keyword == "FROM")
-    return found[last:]
-
-
-@pytest.fixture(scope="module")
-def config() -> ImageConfig:
-    return planned().config
-
-
-def instruction(instructions: Instructions, keyword: str) -> str:
-    (found,) = (arguments for name, arguments in instructions if name == keyword)
-    return found
-
-
-def pairs(arguments: str) -> tuple[tuple[str, str], ...]:
-    r"""The pairs in `A="b" C="d"`. In double quotes, shlex replaces \" and \\, but not \$."""
-    words = (word.partition("=") for word in shlex.split(arguments))
-    return tuple((name, value.replace("\\$", "$")) for name, _, value in words)
-
-
-def test_environment(instructions: Instructions, config: ImageConfig) -> None:
-    assert pairs(instruction(instructions, "ENV")) == config.env
-
-
-def test_labels(instructions: Instructions, config: ImageConfig) -> None:
-    assert pairs(instruction(instructions, "LABEL")) == config.labels
-
-
-def test_entrypoint_and_cmd(instructions: Instructions, config: ImageConfig) -> None:
-    assert tuple(json.loads(instruction(instructions, "ENTRYPOINT"))) == config.entrypoint
-    # ENTRYPOINT clears the CMD that is inherited from the base image.
-    assert config.cmd == ()
-    assert "CMD" not in dict(instructions)
-
-
-def test_ports_volumes_workdir_and_signal(instructions: Instructions, config: ImageConfig) -> None:
-    assert tuple(instruction(instructions, "EXPOSE").split()) == config.ports
-    assert tuple(json.loads(instruction(instructions, "VOLUME"))) == config.volumes
-    assert instruction(instructions, "WORKDIR") == config.workdir
-    assert instruction(instructions, "STOPSIGNAL") == config.stop_signal
-
-
-def test_healthcheck(instructions: Instructions, config: ImageConfig) -> None:
-    options, _, command = instruction(instructions, "HEALTHCHECK").partition("CMD ")
-    check = config.healthcheck
-    assert check is not None
-    assert dict(re.findall(r"--([a-z-]+)=(\S+)", options)) == {
-        "interval": f"{check.interval}s",
-        "timeout": f"{check.timeout}s",
-        "start-period": f"{check.start_period}s",
-        "retries": str(check.retries),
-    }
-    assert tuple(json.loads(command)) == check.command
-
-
-def test_files_of_rootfs_are_copied_with_their_modes(instructions: Instructions) -> None:
-    copied = {}
-    for keyword, arguments in instructions:
-        if keyword == "COPY":
-            *sources, target = [word for word in arguments.split() if not word.startswith("--")]
-            mode = re.search(r"--chmod=(\d+)", arguments)
-            assert mode
-            for source in sources:
-                name = source.rsplit("/", maxsplit=1)[-1] if target.endswith("/") else ""
-                copied[target + name] = int(mode[1], 8)
-    assert copied == {f"/{file.path}": file.mode for file in planned().layers[-1].files}
-
-
-def test_the_constraints_are_in_the_dockerfile_byte_for_byte() -> None:
-    plan = planned()
-    text = render(plan, load_templates(TEMPLATES), PACKAGES)
-    (found,) = re.findall(r"<<'EOF' /etc/torchkiln/constraints.txt\n(.*?)EOF\n", text, re.DOTALL)
-    (expected,) = (file.data for file in plan.overlay.files if file.path == CONSTRAINTS)
-    assert found.encode() == expected

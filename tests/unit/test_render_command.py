@@ -29,13 +29,6 @@ def options(images: Path, *more: str) -> list[str]:
     return ["--images", str(images), "--matrix", str(ROOT / "matrix.yaml"), *more]
 
 
-def test_rendered_files_are_fresh(images: Path) -> None:
-    done = CliRunner().invoke(render, options(images), catch_exceptions=False)
-
-    assert done.stdout == f"{TAG}\n"
-    CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
-
-
 def test_check_names_every_stale_file_at_once(images: Path) -> None:
     CliRunner().invoke(render, options(images), catch_exceptions=False)
     folder = images / TAG

@@ -13,7 +13,7 @@ from torchkiln.errors import Unresolvable
 from torchkiln.matrix.cuda_redist import Redist, digest_of
 from torchkiln.matrix.gpu_archs import how_served, served_classes
 from torchkiln.matrix.matrix import Bound
-from torchkiln.matrix.resolve import require_buildable, require_cuda, resolve
+from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.model.cell import Source, Status
@@ -69,27 +69,6 @@ def test_the_grid(line: str, os: str, flavor: str):
     assert [_support(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
 
 
-COUNTS = {
-    "debian12": (13, 11, 3),
-    "debian13": (3, 7, 17),
-    "ubuntu22.04": (13, 11, 3),
-    "ubuntu24.04": (9, 10, 8),
-}
-
-
-@pytest.mark.parametrize(("matrix", "more"), [(WITHOUT_BEYOND, 0), (replace(NATIVE_FIRST, beyond=()), 1)])
-def test_the_number_of_cells_by_support(matrix, more: int):
-    """With `prefer: native`, one cell more is native: torch 2.5.1 with CUDA 12.1."""
-    found: dict[str, list[Status]] = {os.name: [] for os in matrix.os}
-    for cell in all_cells(matrix):
-        if cell.flavor == "runtime":
-            found[cell.os].append(resolve(cell, matrix, FACTS).status)
-    counts = {os: tuple(found[os].count(status) for status in LETTERS) for os in found}
-    assert counts == {
-        os: (native + more, compat - more, none) for os, (native, compat, none) in COUNTS.items()
-    }
-
-
 def test_each_system_has_54_cells():
     cells = all_cells(WITHOUT_BEYOND)
     assert [sum(cell.os == os.name for cell in cells) for os in WITHOUT_BEYOND.os] == [54] * 4
@@ -112,17 +91,6 @@ def test_outside_the_grid_each_release_has_the_cuda_of_its_wheel():
             continue
         assert resolution.status is Status.NATIVE
         assert resolution.lockable == (cell.flavor == "runtime" or major_of(cell.cuda) == "13")
-
-
-def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
-    lockable = [
-        (cell.torch, cell.cuda)
-        for cell in all_cells(WITHOUT_BEYOND)
-        if cell.os == "debian12" and resolve(cell, MATRIX, FACTS).lockable
-    ]
-    assert lockable == [("2.0.1", "11.7")] + [
-        (torch, "12.1") for torch in ("2.1.2", "2.2.2", "2.3.1", "2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0")
-    ]
 
 
 @pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
@@ -176,59 +144,10 @@ def test_a_release_without_torchaudio():
     assert resolve(cell, MATRIX, facts).requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "numpy")
 
 
-def test_the_default_cell():
-    resolution = answer("2.7.1", "12.1")
-    assert resolution.build is not None
-    assert (resolution.build.version, resolution.build.cudnn, resolution.build.nccl) == (
-        "2.7.1+cu126",
-        "9.5.1.17",
-        "2.26.2",
-    )
-    assert [alternative.version for alternative in resolution.alternatives] == ["2.7.1+cu128"]
-    assert resolution.requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "torchaudio==2.7.1")
-    assert require_cuda(resolution) == "cuda>=12.0"
-
-
-def test_prefer_decides_2_5_1_with_12_1():
-    chosen, native = answer("2.5.1", "12.1"), answer("2.5.1", "12.1", matrix=NATIVE_FIRST)
-    assert chosen.build is not None
-    assert native.build is not None
-    assert (chosen.build.version, chosen.lockable) == ("2.5.1+cu124", True)
-    assert (native.build.version, native.build.source, native.lockable) == (
-        "2.5.1+cu121",
-        Source.PYTORCH,
-        False,
-    )
-    assert "2.5.1+cu121 is only on PyTorch's own index" in reason(chosen)
-
-
 def test_prefer_decides_nothing_else():
     for cell in all_cells(MATRIX):
         if (cell.torch, cell.cuda) != ("2.5.1", "12.1"):
             assert resolve(cell, MATRIX, FACTS) == resolve(cell, NATIVE_FIRST, FACTS)
-
-
-def test_a_wheel_of_pytorchs_index_is_required_with_its_local_version():
-    assert answer("2.3.1", "11.7").requirements[:3] == (
-        "torch==2.3.1+cu118",
-        "torchvision==0.18.1+cu118",
-        "torchaudio==2.3.1+cu118",
-    )
-
-
-@pytest.mark.parametrize(
-    ("torch", "cuda", "constraints"),
-    [
-        ("2.0.1", "11.7", ["numpy<2"]),
-        ("2.2.2", "12.1", ["numpy<2", "nvidia-nvjitlink-cu12==12.1.105"]),
-        ("2.2.2", "11.8", ["numpy<2"]),
-        ("2.4.1", "12.1", ["nvidia-nvjitlink-cu12==12.1.105"]),
-        ("2.5.1", "12.1", []),
-        ("2.7.1", "12.1", []),
-    ],
-)
-def test_the_bounds_for_traps(torch: str, cuda: str, constraints: list[str]):
-    assert [bound.requirement for bound in answer(torch, cuda).constraints] == constraints
 
 
 @pytest.mark.parametrize(

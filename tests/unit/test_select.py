@@ -184,22 +184,6 @@ def test_unknown_values_are_reported_at_once_with_the_nearest():
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("value", ["", " ", ","])
-def test_an_option_without_a_value_selects_nothing(value: str):
-    """With an unset shell variable as its value, an option must not select all images instead of one."""
-    with pytest.raises(NothingSelected, match="--torch: a value is required") as caught:
-        select(Selection(torch=(value,), cuda=("12.1",)), MATRIX)
-    assert caught.value.exit_code == 3
-
-
-def test_a_build_must_select_something():
-    with pytest.raises(NothingSelected, match="nothing selected") as caught:
-        select(Selection(flavor=("runtime",)), MATRIX, must_name=True)
-    assert "--all" in caught.value.hint
-    assert select(Selection(every=True), MATRIX, must_name=True)
-    assert select(Selection(cuda=("12.1",)), MATRIX, must_name=True)
-
-
 @given(
     st.lists(st.sampled_from(MATRIX.torch), min_size=1), st.lists(st.sampled_from(MATRIX.cuda), min_size=1)
 )
@@ -230,23 +214,6 @@ def test_any_text_is_an_error(text: str):
 def test_nearest_version(value: str, best: str):
     """The numbers are compared; if they differ too much, the spelling is."""
     assert nearest(value, MATRIX.torch)[0] == best
-
-
-@pytest.mark.parametrize(
-    ("tag", "cell"),
-    [
-        ("2.7.1-cuda12.1-cudnn9-runtime", {"torch": "2.7.1", "cuda": "12.1"}),
-        ("2.7.1-cuda12.1-cudnn9-devel", {"torch": "2.7.1", "cuda": "12.1", "flavor": "devel"}),
-        (
-            "2.7.1-cuda12.1-cudnn9-runtime-ubuntu22.04",
-            {"torch": "2.7.1", "cuda": "12.1", "os": "ubuntu22.04"},
-        ),
-        ("2.0.1-cuda11.7-cudnn8-runtime", {"torch": "2.0.1", "cuda": "11.7"}),
-        ("2.3.1-cuda11.7-cudnn8-runtime", {"torch": "2.3.1", "cuda": "11.7"}),
-    ],
-)
-def test_tag(tag: str, cell: dict[str, str]):
-    assert tag_of(answer(**cell)) == tag  # type: ignore[arg-type]
 
 
 def test_a_wheel_with_only_a_known_cudnn_major_has_a_tag():

@@ -13,10 +13,9 @@ from smoke_tests.expected import expected as expected_of_suite
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE
 from tests.reports import LOCKED
 from tests.thin import FULL, thin_cell, thin_locked, thin_resolution
-from torchkiln.engine.cache_keys import key_of
 from torchkiln.engine.predicted_digest import predicted_blobs
 from torchkiln.errors import Stale
-from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.file import from_json, to_json
 from torchkiln.locks.folder import lock_thin
 from torchkiln.locks.lock import inputs_digest
 from torchkiln.matrix.resolve import resolve
@@ -27,10 +26,8 @@ from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke.expected import facts_of
-from torchkiln.util.places import ROOT
 
 OPEN = ("torch", "torchaudio", "torchvision")
-THIN = f"{FULL}-sm90"
 
 
 def planned(locked: LockedCell) -> ImagePlan:
@@ -97,20 +94,6 @@ def test_its_inputs_depend_on_gpus_own_use_and_rule(monkeypatch: pytest.MonkeyPa
     assert not {*others} & {*before}
 
 
-def test_a_full_lock_has_no_keys_for_gpus() -> None:
-    text = to_json(LOCKED)
-    assert not any(word in text for word in (b'"gpus"', b'"own_use"', b'"device_code"'))
-    committed = (ROOT / "images" / FULL / "lock.json").read_bytes()
-    assert text == committed
-
-
-@pytest.mark.parametrize("own_use", [False, True])
-def test_the_lock_is_read_as_it_was_written(own_use: bool) -> None:
-    made = thin_locked(("8.0", "9.0"), own_use=own_use)
-    assert from_json(to_json(made)) == made
-    assert lock_digest(made) != lock_digest(LOCKED)
-
-
 @pytest.mark.parametrize(
     ("own_use", "change", "message"),
     [
@@ -169,17 +152,6 @@ def test_recorded_layers_stay_if_nothing_else_changed() -> None:
 # --- plan -----------------------------------------------------------------------------------------
 
 
-def test_only_layers_with_cut_wheels_differ_from_the_full_image() -> None:
-    full, thin = planned(LOCKED), planned(thin_locked())
-    pairs = [(a, b) for a, b in zip(full.of(WheelLayer), thin.of(WheelLayer), strict=True) if a != b]
-    assert [b.title.partition(" ")[0] for _, b in pairs] == ["torch", "packages:"]
-    for a, b in pairs:
-        assert b.title == f"{a.title} for 9.0"
-        assert (b.wheels, key_of(b) == key_of(a)) == (a.wheels, False)
-    assert [layer.device_code.wheels for _, layer in pairs if layer.device_code] == [OPEN[:1], OPEN[1:]]
-    assert thin.layers[0] == full.layers[0]
-
-
 def test_layers_that_are_not_cut_are_those_that_the_full_lock_records() -> None:
     assert LOCKED.layers
     full, thin = planned(LOCKED), planned(thin_locked())
@@ -187,31 +159,6 @@ def test_layers_that_are_not_cut_are_those_that_the_full_lock_records() -> None:
     for layer, of_full, of_thin in blobs[:-1]:
         cut = isinstance(layer, WheelLayer) and layer.device_code
         assert of_thin == (None if cut else of_full)
-
-
-def test_the_metadata_in_the_image() -> None:
-    found, full = image_json(thin_locked()), image_json(LOCKED)
-    assert found["gpus"] == ["9.0"]
-    assert found["archs"] == ["sm_90"]
-    assert found["wheel_archs"] == full["archs"]
-    assert (found["device_code"], found["cut_wheels"]) == (DEVICE_CODE_RULE, [*OPEN])
-    assert "own_use" not in found
-    assert image_json(thin_locked(own_use=True))["own_use"] is True
-    assert {*found} - {*full} == {"gpus", "wheel_archs", "device_code", "cut_wheels"}
-    assert found["wheels"] == full["wheels"]
-    assert "rules.device-code=9.0" in str(found["limits"])
-
-
-def test_labels() -> None:
-    labels = dict(planned(thin_locked(("8.0", "9.0"), own_use=True)).config.labels)
-    assert labels["torchkiln.gpus"] == "8.0 9.0"
-    assert labels["torchkiln.archs"] == "sm_80 sm_90"
-    assert labels["torchkiln.device_code"] == str(DEVICE_CODE_RULE)
-    assert labels["torchkiln.own_use"] == "true"
-    assert labels["org.opencontainers.image.version"] == f"{FULL}-sm80-sm90-ownuse"
-    full = {*dict(planned(LOCKED).config.labels)}
-    new = {"gpus", "wheel_archs", "device_code", "own_use"}
-    assert {*labels} - full == {f"torchkiln.{name}" for name in new}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import re
 import tarfile
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -62,18 +61,6 @@ def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
     assert require_buildable(devel) == require_buildable(runtime)
 
 
-def test_runtimes_layers_are_below() -> None:
-    """A host with the runtime image unpacks again only the base, which is above all wheels."""
-    runtime, devel = planned("runtime"), planned("devel")
-    shared = len(runtime.layers) - 2
-    assert [layer.kind for layer in runtime.layers[shared:]] == ["base", "overlay"]
-    assert devel.layers[:shared] == runtime.layers[:shared]
-    above = {
-        wheel.name for layer in devel.layers[shared:] if layer.kind == "wheels" for wheel in layer.wheels
-    }
-    assert above == set(PARTS)
-
-
 def link_map(image: ImagePlan) -> dict[str, str]:
     """The links in the top layer and their targets, read with tarfile."""
     top = image.layers[-1]
@@ -122,36 +109,6 @@ def test_no_link_is_in_site_packages() -> None:
     assert links
     assert all(path.startswith("usr/local/cuda") for path in links)
     assert link_map(planned("runtime")) == {}
-
-
-def test_variables_for_shells_and_build_systems() -> None:
-    runtime, devel = (dict(planned(flavor).config.env) for flavor in ("runtime", "devel"))
-    assert devel["CUDA_HOME"] == "/usr/local/cuda"
-    assert devel["PATH"] == runtime["PATH"].replace("/opt/venv/bin:", "/opt/venv/bin:/usr/local/cuda/bin:")
-    assert devel["LD_LIBRARY_PATH"].startswith(f"{runtime['LD_LIBRARY_PATH']}:/{SITE}/nvidia/cu13/lib:")
-    assert f"/{SITE}/nvidia/nccl/include" in devel["CPATH"].split(":")
-    assert devel["LIBRARY_PATH"] == "/usr/local/cuda/lib64"
-    assert not {"CUDA_HOME", "CPATH", "LIBRARY_PATH"} & set(runtime)
-
-
-def test_the_lock_contains_the_toolkit() -> None:
-    """A lock without a toolkit has the earlier format."""
-    devel, runtime = cell_of("devel"), cell_of("runtime")
-    assert from_json(to_json(devel)) == devel
-    assert b'"toolkit"' in to_json(devel)
-    assert b'"toolkit"' not in to_json(runtime)
-
-
-def test_the_dockerfile_makes_the_same_links() -> None:
-    image = planned("devel")
-    pip = wheel("pip", "25.3", megabytes=2)
-    text = render(
-        replace(image, locked=replace(image.locked, wheels=(pip,))), load_templates(ROOT / "templates"), ()
-    )
-    assert {path: target for target, path in re.findall(r"ln -s (\S+) /(\S+)", text)} == link_map(image)
-    made = re.search(r"mkdir -p ((?:/\S+ ?)+)", text)
-    assert made is not None
-    assert {f"/{PurePosixPath(path).parent}" for path in link_map(image)} == set(made[1].split())
 
 
 def test_without_a_toolkit_only_runtime_can_be_built() -> None:
@@ -234,14 +191,6 @@ def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
         archive.component for archive in of_archives().archives
     ]
     assert {key_of(layer) for layer in current} == {key_of(layer) for layer in earlier}
-
-
-def test_the_lock_contains_the_archives() -> None:
-    cell = of_archives()
-    data = to_json(cell)
-    assert from_json(data) == cell
-    assert data.count(b"-archive.tar.xz") == len(cell.archives) == 17
-    assert b'"archives"' not in to_json(cell_of("devel"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planned import FACTS, LOCK_DIGEST, PROFILE, answer, locked, tools_on, wheel
-from torchkiln.docker.dockerfile import load_templates, render
+from torchkiln.docker.dockerfile import load_templates
 from torchkiln.errors import Stale
 from torchkiln.locks.file import from_json, to_json
 from torchkiln.matrix.os_tools import host_gcc, is_tools, packages_of, tools_of
@@ -141,15 +141,6 @@ def test_image_json_lists_the_tools() -> None:
     assert (row["kind"], row["digest"], row["bytes"]) == ("tools", tools.digest, tools.size)
 
 
-def test_the_lock_contains_the_tools_and_older_locks_are_unchanged() -> None:
-    found = devel("devel-gcc11")
-
-    assert from_json(to_json(found)) == found
-    assert b'    "digest": "sha256:ccc' in to_json(found)
-    assert b"tools" not in to_json(locked())
-    assert [package.name for package in found.os_packages] == ["cmake", "gdb", "tini"]
-
-
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [
@@ -177,15 +168,3 @@ def test_a_lock_with_wrong_tools_is_refused(spoiled: LockedCell, words: str) -> 
     with pytest.raises(Stale, match="tools") as caught:
         from_json(to_json(spoiled))
     assert words in caught.value.message
-
-
-def test_the_dockerfile_copies_tools_or_installs_them_with_apt() -> None:
-    text = render(planned(devel("devel-gcc11")), TEMPLATES, ("python3",))
-
-    assert "FROM scratch AS tools\n" in text
-    copied, devel_cell = (
-        text.index("COPY --from=tools / /"),
-        text.index("for package in cmake g++ g++-11 gcc-11 gdb"),
-    )
-    assert text.index("compileall") < copied < devel_cell < text.index("COPY --from=rootfs")
-    assert "tools" not in render(planned(locked()), TEMPLATES, ("python3",))
