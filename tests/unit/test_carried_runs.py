@@ -32,7 +32,6 @@ from torchkiln.smoke.attestation import read as read_report
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
-from torchkiln.util.places import ROOT
 
 __all__ = ["a_server"]
 
@@ -154,14 +153,6 @@ def test_the_committed_lock_may_be_that_of_the_earlier_image(refreshed: Refreshe
     assert "cuda" in lacking()
     save(publisher.folder / "images", earlier)
     assert lacking() == []
-
-
-def test_a_policy_can_forbid_it(refreshed: Refreshed, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.yaml"
-    text = (ROOT / "matrix.yaml").read_text()
-    policy.write_text(text.replace("  carry: true ", "  carry: false "))
-
-    assert "cuda: not run: no report contains it" in refreshed.gate("--policy", str(policy))
 
 
 def test_verify_computes_the_stack_again_from_what_is_attached(refreshed: Refreshed, scene: Scene) -> None:

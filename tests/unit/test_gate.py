@@ -152,15 +152,6 @@ def test_applicability_is_computed_from_the_lock() -> None:
     ]
 
 
-def test_a_check_that_does_not_apply_must_not_have_passed() -> None:
-    tag = "2.0.1-cuda11.7-cudnn8-runtime"
-    smoke_report = report(tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
-
-    assert missing(smoke_report, locked=OLD) == [
-        ("compile-cpu", "passed, although it does not apply: 'no-compile-on-3.11' (0.json)")
-    ]
-
-
 def test_applicability_to_a_gpu_is_computed_from_the_reports_gpus() -> None:
     old_gpus = json.dumps(host(gpu("Tesla V100", (7, 0)), gpu("Tesla V100", (7, 0))))
     left_out = report(found("bf16", "not-applicable", "bf16-needs-8.0"), host=old_gpus)
@@ -214,78 +205,7 @@ def test_a_report_of_another_image_or_suite_is_refused(change: dict[str, Any], w
     assert missing(replace(report(), **change)) == [("0.json", why)]
 
 
-def test_a_verdict_that_its_values_contradict_is_refused() -> None:
-    """Someone edited the outcome of a failed check to `passed`, and the verdict to `pass`."""
-    doctored = replace(report(found("busbw", measured='{"x": 2}')), verdict="pass")
-
-    assert missing(doctored) == [("0.json", "states 'pass', but its values give 'fail'")]
-
-
-def test_the_nonce_must_be_that_of_the_request() -> None:
-    assert cleared(report(nonce="request-0001"), nonce="request-0001")
-    assert cleared(report(nonce="request-0001"))
-    assert missing(report(nonce="request-0000"), nonce="request-0001") == [
-        ("0.json", "nonce mismatch: it has the nonce request-0000")
-    ]
-    assert missing(report(), nonce="request-0001") == [("0.json", "nonce mismatch: it has no nonce")]
-
-
-def test_a_policy_can_require_signatures() -> None:
-    signed = Policy(signed=True)
-
-    def answer(*signed_reports: Any) -> ClearedImage:
-        return clear(judge(signed_reports, signed, LOCKED, SUITE, image=IMAGE))
-
-    assert answer(
-        signed_report(report(), "a", "k1", "k2"), signed_report(report(), "b", "k2")
-    ).result.signers == ("k2",)
-    with pytest.raises(GateRefused, match="a: is not signed"):
-        answer(signed_report(report(), "a"))
-    with pytest.raises(GateRefused, match="b: is not signed"):
-        answer(signed_report(report(), "a", "k1"), signed_report(report(), "b"))
-    with pytest.raises(GateRefused, match="a: is not signed by a trusted key"):
-        answer(replace(signed_report(report(), "a"), signed=True))
-
-
 # --- several reports --------------------------------------------------------------------------------
-
-
-def one_gpu() -> SmokeReport:
-    """A run of all tiers on a machine with one GPU, where the checks for two GPUs are skipped."""
-    smoke_report = report(
-        found("nccl-all-reduce", "skipped", "host: found 1 GPU, but this check needs two or more"),
-        found("busbw", "skipped", "host: found 1 GPU, but this check needs two or more"),
-        host=json.dumps(host(gpu())),
-    )
-    return replace(smoke_report, verdict=verdict(smoke_report.findings))
-
-
-def two_gpus(*others: Finding) -> SmokeReport:
-    """A run of only tier 2 on a machine with two GPUs."""
-    return without(report(*others), "import", "compile-cpu", "cuda", "bf16")
-
-
-def test_reports_complete_each_other() -> None:
-    assert [name for name, _ in missing(one_gpu())] == ["nccl-all-reduce"]
-    assert [name for name, _ in missing(two_gpus())] == ["import", "compile-cpu", "cuda", "bf16"]
-    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).result.passed
-
-
-def test_each_of_several_reports_must_be_of_this_image_and_suite() -> None:
-    assert [name for name, _ in missing(one_gpu(), replace(two_gpus(), image=OTHER))] == ["1.json"]
-    assert [name for name, _ in missing(replace(one_gpu(), suite=OTHER), two_gpus())] == ["0.json"]
-
-
-def test_a_failure_counts_although_another_report_passed() -> None:
-    """The order of the two reports makes no difference."""
-    failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
-
-    for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):
-        assert [name for name, _ in missing(*reports)] == ["nccl-all-reduce"]
-
-
-def test_without_reports_every_required_check_is_missing() -> None:
-    assert [name for name, _ in missing()] == [name for name in TIERS if name != "busbw"]
 
 
 def test_a_policy_must_require_existing_checks() -> None:

@@ -50,16 +50,6 @@ def test_with_a_public_key_alone_the_private_one_is_described() -> None:
     ]
 
 
-def test_without_signatures_no_key_is_mentioned() -> None:
-    own = SignedReport(
-        name="run", report=without(report(), "cuda", "bf16"), signed=False, signers=(), own=True
-    )
-
-    assert hint(POLICY, GivenOptions(), own) == [
-        f"run the missing checks on a host with 1 GPU: torchkiln smoke {TAG} --tier 1 --report FILE"
-    ]
-
-
 def test_a_report_of_another_machine_needs_a_key() -> None:
     unsigned = SignedReport(name="report.json", report=report(), signed=False, signers=())
     run = (

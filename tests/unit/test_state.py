@@ -169,13 +169,6 @@ def failed(resolved: SmokeReport) -> tuple[Finding, ...]:
     return (replace(resolved.findings[0], outcome="failed"), *resolved.findings[1:])
 
 
-def test_a_report_that_did_not_pass_is_not_reused() -> None:
-    """The verdict that the report states makes no difference."""
-    resolved = report()
-    assert reusable_report([replace(resolved, verdict="inconclusive")], question(), at=AT, days=1) is None
-    assert reusable_report([replace(resolved, findings=failed(resolved))], question(), at=AT, days=1) is None
-
-
 def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
     """The failed run may have fewer checks. A failed run before the passed run does not matter."""
     passed, resolved = report(), report(when="2026-11-22T11:30:00Z")
