@@ -12,7 +12,7 @@ import pytest
 from tests.clients import READY, Client
 from tests.engine.place import shared
 from tests.needs import nightly, outward
-from tests.workplace import HEALTHCHECK, TAG, Workplace, key
+from tests.workplace import TAG, Workplace, key
 from torchkiln.util.places import ROOTFS
 
 __all__ = ["shared"]
@@ -104,15 +104,6 @@ def test_the_start_prints_its_findings(workplace: Workplace) -> None:
             r"warning: /dev/shm has 64 MiB.*--shm-size=8g",
         ):
             container.says(expected)
-
-
-def test_health_is_whether_jupyter_responds(workplace: Workplace) -> None:
-    with workplace.started("--health-interval", "1s", "--health-start-period", "60s") as container:
-        container.serves()
-        container.inside("pkill", "-STOP", "-f", "jupyter-lab")
-
-        done = container.docker("exec", container.name, HEALTHCHECK, check=False)
-        assert (done.returncode, done.stderr) == (1, "jupyter: port 8888: timed out\n")
 
 
 def test_a_read_only_root_is_enough(workplace: Workplace) -> None:

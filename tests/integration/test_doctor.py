@@ -110,20 +110,3 @@ def test_an_image_for_other_gpus_starts_nothing(
     first, second = ran.stderr.splitlines()
     assert "compute capability 9.0 only, and no GPU here can run it: Fake H100 (8.0)" in first
     assert "use the image for all GPUs: 2.6.0-cuda12.1-cudnn9-runtime;" in second
-
-
-@pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
-def test_a_chinese_locale(workplace: Workplace, driver: list[str], options: tuple[str, ...]) -> None:
-    """The image does not have the locale, but the output is UTF-8."""
-    chinese = (*driver, *options, "-e", "LANG=zh_CN.UTF-8")
-    doctor = workplace.run(*chinese, command=["doctor"])
-    usage = workplace.run(*chinese, command=["help"])
-    _, lines = examined(workplace, *chinese)
-
-    assert "正常     驱动       580.159.04，最高支持 CUDA 13.0" in doctor.stdout
-    assert "设置（-e NAME=VALUE）：" in usage.stdout
-    assert "580.159.04, supports CUDA up to 13.0" in lines["driver"]["found"]
-    assert workplace.run("-e", "LANG=C", command=["help"]).stdout.isascii()
-    with workplace.started(*chinese) as container:
-        container.says("GPU：Fake H100，驱动 580.159.04（CUDA 13.0）")
-        container.says("Jupyter：http://127.0.0.1:8888/lab")

@@ -212,30 +212,6 @@ def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Pa
     assert got_in == lets_in.get(place, {"user"})
 
 
-def test_the_names_of_providers(workplace: Workplace, tmp_path: Path) -> None:
-    """Hosts of rented GPUs set PUBLIC_KEY and JUPYTER_PASSWORD. The log names a variable that is not read."""
-    private, public = key(tmp_path)
-    environment = {
-        "PUBLIC_KEY": public,
-        "SSH_PUBLIC_KEYS": public,
-        "JUPYTER_PASSWORD": "not-for-any-log-0123456789",
-        "JUPYTER_TOKN": "x",
-    }
-    variables = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
-    with workplace.started("--publish", "127.0.0.1::22", *variables) as container:
-        container.says(READY)
-        shown = "echo ${PUBLIC_KEY-none} ${JUPYTER_PASSWORD-none}"
-        done = Client(container=container, key=private).ssh(shown, user="user")
-        container.serves()
-        servers, log = container.inside("jupyter", "server", "list"), container.logs()
-
-    assert done.stdout == "none none\n"
-    assert f"token={environment['JUPYTER_PASSWORD']}" in servers
-    assert environment["JUPYTER_PASSWORD"] not in log
-    for name, meant in (("SSH_PUBLIC_KEYS", "SSH_PUBLIC_KEY"), ("JUPYTER_TOKN", "JUPYTER_TOKEN")):
-        assert f"{name} is not a setting of this image, and was ignored: did you mean {meant}?" in log
-
-
 def test_sudo_is_an_option(client: Client, workplace: Workplace, tmp_path: Path) -> None:
     """sudo works only if the container was started with this option. It then finds the image's Python."""
     refused = client.ssh("sudo -n id -u", user="user")
