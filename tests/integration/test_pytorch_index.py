@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import forked
 from tests.servers.two_indexes import IndexWorkspace, furnished
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
@@ -121,11 +120,3 @@ def test_an_index_with_another_torch_than_the_public_record_is_refused(workspace
     assert (ran.returncode, f"{known} on public record" in ran.stderr) == (6, True), ran.stderr
     assert not (workspace.root / "images" / "2.2.2-cuda11.8-cudnn8-runtime").exists()
     assert workspace.kiln(*words).returncode == 0
-
-
-def test_an_unreachable_index_is_named(workspace: IndexWorkspace) -> None:
-    """Exit code 6, as without a network; test_public_record.py tests an index that is not configured."""
-    words = ("lock", "--torch", "2.3.1", "--cuda", "11.8", "--images", str(workspace.images))
-    environ = workspace.environ() | {"TORCHKILN_INDEX_PYTORCH": "http://127.0.0.1:9/whl/cu118"}
-    ran = forked.run(words, env=environ)
-    assert (ran.returncode, "TORCHKILN_INDEX_PYTORCH" in ran.stderr) == (6, True), ran.stderr

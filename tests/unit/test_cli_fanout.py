@@ -140,13 +140,6 @@ def test_before_the_first_commit_all_cells_are_new(images: Path) -> None:
     assert [reason for _, reason in tags(images, "--changed-since", "0" * 40)] == ["new", "new"]
 
 
-def test_a_revision_outside_of_a_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    put(tmp_path / "images")
-    with pytest.raises(ConfigError, match="not a git repository"):
-        rows(tmp_path / "images", "--changed-since", "HEAD")
-
-
 def test_a_broken_current_lock_is_an_error(images: Path) -> None:
     (images / TAG / "lock.json").write_text("{")
     with pytest.raises(Stale):

@@ -18,7 +18,7 @@ from tests.keys import ED, UNKNOWN_KEY, public_pem
 from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tools.kept import IMAGES, PROOFS, tables
 from torchkiln.cli.repository import ls
-from torchkiln.errors import ConfigError, NothingSelected, SmokeFailed, VerificationFailed
+from torchkiln.errors import ConfigError, SmokeFailed, VerificationFailed
 from torchkiln.gate.kept_reports import kept_reports, reports_in
 from torchkiln.locks.file import from_json
 from torchkiln.locks.folder import LockFolder
@@ -248,11 +248,6 @@ def test_the_lock_of_a_release_that_the_matrix_lacks_is_left_out(locks: Path) ->
     found = read_records(LockFolder(locks, smaller, facts), (), said.append)
     assert [tag_of(record.resolution) for record in found] == [TAG]
     assert said == [f"left out: {OTHER}: not a cell of the matrix"]
-
-
-def test_without_a_lock_there_is_no_catalogue(tmp_path: Path) -> None:
-    with pytest.raises(NothingSelected, match="has no lock to list"):
-        left_out(tmp_path)
 
 
 # --- the command ----------------------------------------------------------------------------------
