@@ -107,30 +107,6 @@ def test_a_mirror_that_is_not_a_url_is_refused(address: str) -> None:
         command(recipe("debian12"), {MIRROR: address}, unprivileged=False)
 
 
-def test_the_hooks_clean_a_root(tmp_path: Path) -> None:
-    removed = ["etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/machine-id", "etc/ssh/ssh_host_rsa_key"]
-    removed += [
-        "etc/shadow-",
-        "etc/subuid-",
-        "var/lib/dpkg/status-old",
-        "var/log/dpkg.log",
-        "var/log/apt/eipp.log.xz",
-    ]
-    preserved = ["etc/shadow", "etc/ssh/sshd_config", "var/lib/dpkg/status", "var/log/wtmp"]
-    for name in (*removed, *preserved, "var/cache/debconf/config.dat-old"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("this host")
-    for hook in recipe("debian12").hooks:
-        if "chroot" not in hook:
-            run_hook(hook, tmp_path)
-
-    assert [name for name in removed if (tmp_path / name).exists()] == []
-    assert [name for name in preserved if not (tmp_path / name).exists()] == []
-    assert (tmp_path / "var/log/wtmp").read_text() == ""
-    assert (tmp_path / "workspace").is_dir()
-
-
 def test_a_missing_tool_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissing, match="mmdebstrap: command not found") as caught:

@@ -1,6 +1,5 @@
 """Sources are compiled to a pack of .pyc files, byte for byte as `compileall` does."""
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -64,14 +63,6 @@ def test_sources_are_compiled_in_order(tmp_path: Path) -> None:
 
 def test_a_pack_of_no_sources(tmp_path: Path) -> None:
     assert pack_of({}, tmp_path / "pack") == []
-
-
-def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
-    """Its header has the flags 1 and the source's hash, but no time; import does not read the source."""
-    for path, code in pack_of(SOURCES, tmp_path / "pack"):
-        assert code[:4] == importlib.util.MAGIC_NUMBER
-        assert code[4:8] == b"\1\0\0\0"
-        assert code[8:16] == importlib.util.source_hash(SOURCES[path])
 
 
 def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
@@ -202,21 +193,6 @@ def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
     compiler.kill()
     compiler.kill()
     assert compiler._process.returncode
-
-
-@pytest.mark.parametrize(
-    ("source", "python", "place"),
-    [
-        ("a/b.py", "3.11", "a/__pycache__/b.cpython-311.pyc"),
-        ("/a/b.py", "3.10", "a/__pycache__/b.cpython-310.pyc"),
-        ("b.py", "3.9", "__pycache__/b.cpython-39.pyc"),
-        ("a/b.c.py", "3.11", "a/__pycache__/b.c.cpython-311.pyc"),
-        ("a/.py", "3.11", "a/__pycache__/.cpython-311.pyc"),
-    ],
-)
-def test_where_code_goes(source: str, python: str, place: str) -> None:
-    """The paths of .pyc files are those at which Python's import system looks for them."""
-    assert cached_name(source, python) == place
 
 
 def test_the_key_of_a_layer_contains_all_its_inputs() -> None:

@@ -34,20 +34,6 @@ def check(
     )
 
 
-@pytest.mark.parametrize(
-    ("filename", "name", "version"),
-    [
-        (NAME, "Some.Thing", "1.0"),
-        (NAME, "some-thing", "1"),
-        ("torch-2.7.1+cu126-py3-none-any.whl", "torch", "2.7.1+cu126"),
-        ("torch-2.7.1-py3-none-any.whl", "torch", "2.7.1+cu126"),
-    ],
-)
-def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
-    """Names are compared normalized, versions by value; the file name may leave a local version out."""
-    check(filename, name=name, version=version)
-
-
 def test_two_local_versions_of_a_release_differ() -> None:
     """The wheel of CUDA 11.8 is not that of CUDA 12.6."""
     with pytest.raises(
@@ -130,25 +116,6 @@ def chosen(*names: str, but: str = "") -> str:
             "x-1-cp311-cp311-manylinux_2_17_x86_64.whl",
             id="newer glibc",
         ),
-        pytest.param(
-            "x-1-cp311-cp311-manylinux1_x86_64.whl",
-            "x-1-cp38-abi3-manylinux_2_28_x86_64.whl",
-            id="own abi before abi3",
-        ),
-        pytest.param(
-            "x-1-cp310-abi3-manylinux2014_x86_64.whl", "x-1-py3-none-any.whl", id="abi3 before pure"
-        ),
-        pytest.param(
-            "x-1-py3-none-manylinux2010_x86_64.whl", "x-1-py3-none-any.whl", id="platform before any"
-        ),
-        pytest.param(
-            "x-1-cp311-cp311-manylinux1_x86_64.whl",
-            "x-1-cp311-cp311-linux_x86_64.whl",
-            id="manylinux before linux",
-        ),
-        pytest.param(
-            "x-1-cp311-cp311-linux_x86_64.whl", "x-1-cp312-cp312-linux_x86_64.whl", id="right Python"
-        ),
         pytest.param("x-1-2-py3-none-any.whl", "x-1-1-py3-none-any.whl", id="higher build number"),
         pytest.param("x-1-py2.py3-none-any.whl", "x-1-cp311-cp311-musllinux_1_2_x86_64.whl", id="no musl"),
         pytest.param("x-1-py3-none-any.whl", "x-1-cp311-cp311-manylinux_2_39_x86_64.whl", id="glibc too new"),
@@ -171,14 +138,6 @@ def test_only_files_that_the_resolver_saw_count() -> None:
 def test_no_fitting_wheel_is_an_error_that_names_the_release(name: str) -> None:
     with pytest.raises(Unresolvable, match="x 1: no compatible wheel"):
         chosen(name)
-
-
-def test_the_glibc_of_the_system_bounds_the_tags() -> None:
-    platforms = {tag.platform for tag in tags_of("3.10", (2, 35))}
-
-    assert "manylinux_2_35_x86_64" in platforms
-    assert "manylinux_2_36_x86_64" not in platforms
-    assert {tag.interpreter for tag in tags_of("3.10", (2, 35)) if tag.abi == "cp310"} == {"cp310"}
 
 
 def test_the_order_is_that_of_packaging_on_such_a_host() -> None:

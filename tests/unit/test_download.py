@@ -81,16 +81,6 @@ def test_a_large_file_is_requested_as_a_range(
         scene.fetch()
 
 
-def test_a_second_run_resumes_the_first(scene: DownloadScene) -> None:
-    received = len(scene.fetch(stop_after=1))
-    assert 0 < received < len(scene.data)
-    scene.progress.clear()
-
-    assert scene.fetch() == scene.data
-    assert scene.progress[0] == received
-    assert scene.ranges() == ["", f"bytes={received}-"]
-
-
 def test_a_broken_connection_is_resumed(scene: DownloadScene) -> None:
     scene.server.faults.short = [1000, 70_000]
 
@@ -198,14 +188,6 @@ def test_a_deleted_file_is_reported(scene: DownloadScene) -> None:
     with pytest.raises(BuildFailed) as caught:
         scene.fetch()
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("status", [401, 403, 410])
-def test_client_errors_are_not_retried(scene: DownloadScene, status: int) -> None:
-    scene.server.faults.errors = [status] * 50
-    with pytest.raises(BuildFailed, match=f"HTTP {status}"):
-        scene.fetch()
-    assert scene.slept == []
 
 
 def test_urls_are_cached(scene: DownloadScene) -> None:

@@ -83,14 +83,6 @@ def test_metadata_beside_a_wheel_is_not_read(
     assert not [path for _, path, _ in server.requests if path.endswith(".metadata")]
 
 
-def test_without_ranges_and_metadata_the_wheel_is_fetched(server: IndexServer, tmp_path: Path) -> None:
-    server.add("simple", "demo", "1.0", requires=["numpy"])
-    server.add("simple", "numpy", "1.0")
-    server.faults.no_ranges = True
-    found = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
-    assert [found_wheel.name for found_wheel in found] == ["demo", "numpy"]
-
-
 @pytest.mark.parametrize(
     "data",
     [b"Name: \xff\n", b"x" * ((1 << 20) + 1), b"Requires-Dist: x\n" * 6000, b"requires-DIST :x\r\n" * 6000],

@@ -20,7 +20,7 @@ from torchkiln.model.contents import TreeEntry
 from torchkiln.oci import encode as module
 from torchkiln.oci.encode import MEMBER, encode, encode_bytes
 from torchkiln.oci.read_tar import DAMAGED, apply_layer, layer_contents
-from torchkiln.oci.tar import header, parents
+from torchkiln.oci.tar import header
 
 Entry = tuple[tarfile.TarInfo, bytes]
 FOLDER = tarfile.DIRTYPE
@@ -153,14 +153,6 @@ def test_tars_of_the_standard_library(path: str, mode: int, size: int, mtime: in
 
     ours = header(path, mode=mode, size=size, mtime=mtime, directory=directory)
     assert ours == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-
-
-@pytest.mark.parametrize(
-    ("path", "above"), [("a", []), ("a/b", ["a"]), ("a/b/c.py", ["a", "a/b"]), ("ä/ö/ü", ["ä", "ä/ö"])]
-)
-def test_parents(path: str, above: list[str]) -> None:
-    """The outermost folder is first."""
-    assert parents(path) == above
 
 
 PINNED = "ead8a9358bfe68acd157fb918a7efc334b486c1f31bc5361d608091f769dc0e2"

@@ -7,9 +7,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import tarfile
-import threading
-import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,17 +16,13 @@ from isal import igzip
 
 from tests.golden.write import LAYER, LAYER_WHEEL, layer_facts
 from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_layer
-from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engine import worker as build_worker
-from torchkiln.engine.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
-from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, ImagePython
+from torchkiln.model.recipe import PREFIX
 from torchkiln.oci import layer as members
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
-from torchkiln.wheel.source import WheelFile
-from torchkiln.wheel.splice import splice
 
 SPEC = WheelSpec(
     name="some",
@@ -66,64 +59,6 @@ def test_a_tail_read_beforehand_changes_nothing(wheel: Path) -> None:
     """The tail may be a part of the zip directory, all of it, or the whole file."""
     size = wheel.stat().st_size
     assert {layer_of([wheel], tail=tail)[1] for tail in (0, 30, 2000, size)} == {layer_of([wheel])[1]}
-
-
-@pytest.mark.parametrize("tail", [0, 2000])
-def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> None:
-    """Reading begins before the first byte has arrived, and follows the download."""
-    data = wheel.read_bytes()
-    growing = tmp_path / "growing" / wheel.name
-    growing.parent.mkdir()
-
-    def arrive() -> None:
-        time.sleep(0.02)
-        with growing.open("wb", buffering=0) as out:
-            for start in range(0, len(data), 1000):
-                out.write(data[start : start + 1000])
-
-    download = threading.Thread(target=arrive)
-    download.start()
-    layer = LayerWriter(io.BytesIO(), mtime=WHEEL_EPOCH)
-    end = data[len(data) - tail :] if tail else b""
-    with WheelFile(growing, len(data), tail=end) as file:
-        splice(
-            file, locked_wheel(wheel), layer, SCHEME, source=lambda _p, _d: None, bytecode=lambda: iter(())
-        )
-    download.join()
-
-    assert layer.finish() == layer_of([wheel])[1]
-
-
-@pytest.mark.usefixtures("worker")
-def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """Python compiles only if the cache has no valid pack; otherwise the pack is read."""
-
-    def job(cache: str, interpreter: str = sys.executable) -> Task:
-        return Task(
-            slot=0,
-            inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
-            cache=tmp_path / cache,
-            python=ImagePython.of_base("3.11.2"),
-            interpreter=(interpreter,),
-            out=tmp_path / "out",
-        )
-
-    cold = make_layer(job("one"))
-    warm = make_layer(job("one", "/nowhere/python"))
-    second = make_layer(job("two"))
-    (pack,) = (tmp_path / "one" / "bytecode").iterdir()
-    pack.chmod(0o644)
-    pack.write_bytes(pack.read_bytes()[:-1])
-
-    assert cold == warm == second == make_layer(job("one"))
-    tree = tree_of_layer((tmp_path / "out").read_bytes())
-    made = f"{SCHEME.site}/some/__pycache__/__init__.cpython-311.pyc"
-    assert tree[made].mode == 0o644
-    assert (
-        b"some/__pycache__/__init__.cpython-311.pyc,,\r\n"
-        in tree[f"{SCHEME.site}/some-1.0.dist-info/RECORD"].data
-    )
-    assert list((tmp_path / "one" / "tmp").iterdir()) == []
 
 
 def test_deflate_streams_are_those_of_the_wheel(wheel: Path) -> None:
@@ -200,37 +135,6 @@ def test_several_wheels_in_one_layer_share_identical_files(tmp_path: Path) -> No
     ]
     with pytest.raises(BadWheel, match=r"^other-1.0-py3-none-any.whl: another wheel .*/nvidia/__init__.py$"):
         layer_of([one, other])
-
-
-def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
-    """Sizes of files are near the sizes of the pieces that are read, decompressed or collected."""
-    sizes = [size + more for size in (1 << 18, 1 << 20, 0xFFFF, 512) for more in (-1, 0, 1)]
-    files = [
-        File(path=f"p/{size}-{stored}", data=_noise(size), stored=stored)
-        for size in sizes
-        for stored in (True, False)
-    ]
-    blob, written = layer_of([write_wheel(WheelSpec(name="pieces", files=tuple(files)), tmp_path)])
-
-    tree = tree_of_layer(blob)
-    assert {path: tree[f"{SCHEME.site}/{path}"].data for path in (file.path for file in files)} == {
-        file.path: file.data for file in files
-    }
-    assert hashlib.sha256(gzip.decompress(blob)).hexdigest() == written.diff_id.removeprefix("sha256:")
-
-
-def _noise(size: int) -> bytes:
-    return hashlib.shake_128(b"noise").digest(size)
-
-
-def test_the_tar_ends_correctly(wheel: Path) -> None:
-    """Two zero blocks are at its end, and GNU tar and tarfile report no error."""
-    plain = gzip.decompress(layer_of([wheel])[0])
-    assert plain.endswith(bytes(1024))
-    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
-        assert {member.type for member in tar} == {tarfile.REGTYPE, tarfile.DIRTYPE}
-    done = subprocess.run(["tar", "-tf", "-"], input=plain, capture_output=True, check=True)
-    assert done.stderr == b""
 
 
 MEASURE = """

@@ -34,19 +34,6 @@ def link(name: str, to: str) -> tuple[tarfile.TarInfo, bytes]:
     return entry(name, kind=tarfile.SYMTYPE, to=to)
 
 
-def test_later_layers_add_and_replace(tmp_path: Path) -> None:
-    lower = layer(tmp_path, folder("./"), folder("./a"), entry("./a/one", b"1"), link("./l", "a"))
-    upper = layer(tmp_path, entry("a/one", b"2", mode=0o640), entry("a/two", b"3"), entry("l", b"file now"))
-    root = tmp_path / "root"
-    unpack([lower, upper], root)
-    assert (root / "a/one").read_bytes() == b"2"
-    assert (root / "a/one").stat().st_mode & 0o777 == 0o640
-    assert int((root / "a/one").stat().st_mtime) == 1_700_000_000
-    assert (root / "a/two").read_bytes() == b"3"
-    assert (root / "l").read_bytes() == b"file now"
-    assert not (root / "l").is_symlink()
-
-
 def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
     """This holds at any offset and at a file's end. Shorter runs of zeros are written. No content changes."""
     text = b"text" * 5000
