@@ -12,7 +12,7 @@ from torchkiln.base.archive import from_json, read_files, read_lists, record_fil
 from torchkiln.base.artefact import read_lock
 from torchkiln.base.mmdebstrap import command, scratch
 from torchkiln.base.recipe import recipe
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import OsPackage
 from torchkiln.store.store import Store
 from torchkiln.util.deb822 import paragraphs
@@ -79,6 +79,14 @@ def test_a_note_belongs_to_one_base(tmp_path: Path) -> None:
 
     record_files(store, replace(FILES, base=other_base.digest))
     assert read_files(images, other_base, store) == replace(FILES, base=other_base.digest)
+
+
+def test_a_broken_note_is_named(tmp_path: Path) -> None:
+    path = write_files(tmp_path, BASE, FILES)
+    path.write_text(path.read_text().replace("amd64", "a m d"))
+
+    with pytest.raises(ConfigError, match=r"debs\.json: debs\[0\]\.architecture"):
+        read_files(tmp_path, BASE, Store(tmp_path / "cache"))
 
 
 def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:

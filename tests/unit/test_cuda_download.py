@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cells import planned_devel, small_wheels
-from tests.servers.cuda_archives import archive_of, mirror, serve, write_small
+from tests.servers.cuda_archives import archive_of, mirror, path_of, serve, write_small
 from tests.servers.index_server import IndexServer
 from torchkiln.engine.cuda_layers import part_path, toolkit_layers
 from torchkiln.errors import BadArchive, BuildFailed, ConfigError
@@ -35,6 +35,19 @@ def source(place: str) -> CudaArchives:
 
 def fetch(place: str, part: Path) -> Path | None:
     return source(place).archive(ARCHIVE, part, on_progress=lambda _: None, cancelled=lambda: False)
+
+
+def test_an_archive_is_downloaded_by_its_path(server: IndexServer, tmp_path: Path) -> None:
+    counts: list[int] = []
+    part = tmp_path / "part"
+    found = source(f"{mirror(server)}/").archive(
+        ARCHIVE, part, on_progress=counts.append, cancelled=lambda: False
+    )
+
+    assert found == part
+    assert part.read_bytes() == DATA
+    assert sum(counts) == len(DATA)
+    assert [path for _, path, _ in server.requests] == [f"/files/redist/{path_of('cuda_nvcc', '12.1.105')}"]
 
 
 @pytest.mark.parametrize("fault", ["flip", "extra", "another's"])

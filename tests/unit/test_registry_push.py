@@ -16,7 +16,7 @@ import pytest
 from tests.faultproxy import Fault, FaultProxy
 from tests.pushing import SIZES, Rests, digests, image, push_to
 from tests.servers.registry_server import RegistryServer
-from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk
@@ -213,6 +213,14 @@ def test_a_wrong_password_is_tried_once(server: RegistryServer, built: ImageOnDi
             push_to(proxy.host, "team/app", built, login=Login(user="kim", password="wrong"))
         heads = [request.path for request in proxy.requests if request.method == "HEAD"]
         assert len(heads) == len(set(heads))
+
+
+def test_an_invalid_tag_is_refused_before_anything_is_sent(
+    server: RegistryServer, built: ImageOnDisk
+) -> None:
+    with pytest.raises(ConfigError, match="invalid tag 'a/b'"):
+        push_to(server.host, "team/app", built, tags=["v1", "a/b"])
+    assert server.repositories == {}
 
 
 def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:

@@ -78,6 +78,16 @@ def test_an_inconclusive_tier_2_does_not_affect_passed_checks(outcome: str, also
     assert answer([first, later], "import", TIER_2) is None
 
 
+@pytest.mark.parametrize("outcome", ["skipped", "inconclusive"])
+def test_a_check_that_became_inconclusive_runs_again(outcome: str) -> None:
+    """The host has changed, so the passed run is not reused; it stays in the cache."""
+    runs = [run(1, passed(*CHECKS)), run(2, {**passed("import", "cuda"), TIER_2: outcome})]
+
+    assert answer(runs, TIER_2) is None
+    assert answer(runs, "import") == runs[0]
+    assert kept(runs) == runs
+
+
 def test_a_later_failure_of_any_check_counts() -> None:
     first = run(1, passed("import", "cuda"))
 
