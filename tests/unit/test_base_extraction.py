@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import sys
 import tarfile
 from dataclasses import replace
@@ -71,6 +72,18 @@ def test_a_python_is_extracted(tmp_path: Path) -> None:
         f"{LIBRARIES}/libm.so.6": "-> libz.so.1.2",
         f"{LIBRARIES}/libc.so.6": "-> libz.so.1.2",
     }
+
+
+def test_another_user_can_read_it(tmp_path: Path) -> None:
+    """The sandbox runs as the user `nobody`, so the umask and the modes in the tar must not matter."""
+    before = os.umask(0o077)
+    try:
+        extracted(tmp_path, *VALID)
+    finally:
+        os.umask(before)
+    root = tmp_path / "in" / "python"
+    modes = {path.stat().st_mode & 0o7777 for path in (root, *root.rglob("*"))}
+    assert modes == {0o755, 0o644}
 
 
 def test_modes_of_the_tar_are_ignored(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torchkiln.locks.lock import save
 from torchkiln.model.untrusted import USES
 
 MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
+CELLS = 2 * (108 + 4 * 7)  # nine torch, three CUDA, and seven more cells; two flavors, four systems
 # The commands whose output is in a file of tests/golden.
 OUTPUTS = {
     "list.txt": (list_command, ""),
@@ -52,6 +53,12 @@ def _json(command: click.Command, *args: str) -> Any:
 def test_the_output_is_as_committed(name: str):
     """If the change is intended, run `make golden` and review the diff."""
     assert output(name) == (ROOT / "tests/golden" / name).read_text()
+
+
+def test_list_shows_flavor_and_system_if_there_are_several():
+    lines = _out(list_command, "--all").splitlines()
+    assert lines[0].split()[:4] == ["TORCH", "CUDA", "FLAVOR", "OS"]
+    assert len(lines) == 1 + CELLS
 
 
 def test_lockable_cells_are_those_of_the_default_index():
