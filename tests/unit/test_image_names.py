@@ -130,7 +130,7 @@ def test_a_cell_is_named_by_an_image_of_a_layout(tmp_path: Path) -> None:
 
 # Commands that take neither an image nor a cell of the matrix.
 OTHERS = {"init", "completion", "base", "ls", "withdraw", "matrix", "cache", "doctor", "show", "read"}
-OTHERS |= {"refresh", "vault check", "vault drop", "project smoke"}
+OTHERS |= {"refresh", "vault check", "vault drop", "project smoke", "export gc"}
 
 
 def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:
