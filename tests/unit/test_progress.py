@@ -33,7 +33,7 @@ from torchkiln.engine.image import BuildResult
 from torchkiln.model.progress import Reporting, Work
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate import validate as module
-from torchkiln.runtimes.verified_root import unpacked
+from torchkiln.runtimes.image_root import unpacked
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
