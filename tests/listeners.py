@@ -1,8 +1,9 @@
-"""A listener for smoke sessions whose messages a test does not need."""
+"""Listeners for smoke sessions: one ignores all messages, one records the lines."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.model.report import Finding, SmokeReport
@@ -29,3 +30,13 @@ class SilentSmokeListener:
     def unsigned_runs(self, count: int) -> None: ...
 
     def not_kept(self, error: Exception) -> None: ...
+
+
+@dataclass
+class Lines(SilentSmokeListener):
+    """A listener that records the lines it gets."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)

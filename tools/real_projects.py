@@ -90,8 +90,8 @@ def _command(step: str, project: Mapping[str, Any], folder: Path) -> list[str]:
 def _message(stderr: str, work: Path) -> str:
     """The error and the hint, or the last line of a traceback."""
     lines = [line for line in stderr.replace(f"{work}/", "").splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("error: ", "hint: "))]
-    return "; ".join(told or lines[-1:])
+    printed = [line for line in lines if line.startswith(("error: ", "hint: "))]
+    return "; ".join(printed or lines[-1:])
 
 
 def page() -> str:

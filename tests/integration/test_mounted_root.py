@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.erofs_tools import with_mkfs
-from tests.listeners import SilentSmokeListener
+from tests.listeners import Lines
 from tests.roots import entries_of, entry, layer, minimal_layout, tiny_root
 from torchkiln.errors import BuildFailed, VerificationFailed
 from torchkiln.oci.erofs import Unmountable, convert, find_mkfs, place_of
@@ -26,16 +26,6 @@ from torchkiln.store.store import Store
 
 DIR, LINK, HARD = b"5", b"2", b"1"
 PATH = {"PATH": "/usr/bin:/bin"}
-
-
-@dataclass
-class Lines(SilentSmokeListener):
-    """A listener that records the lines it gets."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @dataclass(frozen=True)
@@ -262,6 +252,23 @@ def test_without_a_fitting_mkfs_the_image_is_unpacked(
     root = root_for(scene.image, scene.store, Lines())
     assert isinstance(root, Path)
     assert (root / "opt/old").read_bytes() == b"new"
+
+
+def test_a_failed_conversion_leaves_no_file_and_is_tried_again(scene: Scene) -> None:
+    """A full disk is not a property of the layer."""
+    real = scene.mkfs.with_name("real")
+    scene.mkfs.rename(real)
+    fails = "echo 'write: No space left on device' >&2; exit 1"
+    scene.mkfs.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} "$1"\n{fails}\n')
+    scene.mkfs.chmod(0o755)
+    lines = Lines()
+    assert isinstance(root_for(scene.image, scene.store, lines), Path)
+    assert "mkfs.erofs failed with exit code 1: write: No space left on device" in lines.lines[-1]
+    assert [path for path in (scene.store.root / "erofs").rglob("*") if path.is_file()] == []
+    assert list((scene.store.root / "tmp").iterdir()) == []
+    discard(scene.image, scene.store)
+    real.rename(scene.mkfs)
+    scene.root()
 
 
 def test_a_loop_device_mounts_the_same_and_is_freed(scene: Scene) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.listeners import SilentSmokeListener
+from tests.listeners import Lines
 from tests.roots import entry, layer, minimal_layout
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -22,16 +22,6 @@ from torchkiln.runtimes.verified_root import differences
 from torchkiln.store.store import Store
 
 DIR, LINK, HARD = b"5", b"2", b"1"
-
-
-@dataclass
-class Lines(SilentSmokeListener):
-    """A listener that records the lines it gets."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @dataclass(frozen=True)

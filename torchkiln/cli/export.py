@@ -26,8 +26,11 @@ from torchkiln.oci.unpack import LayerBlob
 from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import index_of
 from torchkiln.runtimes.unpacked import image_env
+from torchkiln.store.store import age
+from torchkiln.util.files import remove_tree
 from torchkiln.util.strict_json import read_file
 
+_DAY = 86400.0  # seconds
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
 
 
@@ -106,6 +109,9 @@ def gc(folder: Path, dry_run: bool, images: Path, output: Path) -> None:
         echo(f"{diff_id}  {size(path.stat().st_size)}")
         if not dry_run:
             path.unlink(missing_ok=True)
+    for path in () if dry_run else folder.glob("sha256/??/.*.erofs.*"):  # of a process that was killed
+        if age(path) > _DAY:
+            remove_tree(path)
     say(f"export: {len(loose)} layers {'would be' if dry_run else 'were'} deleted from {folder}")
 
 

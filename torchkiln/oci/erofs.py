@@ -7,7 +7,6 @@ github.com/containerd/containerd/blob/main/docs/snapshotters/erofs.md
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -18,15 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from torchkiln.errors import BuildFailed, ToolMissing, printable
+from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.digest import Digest
 from torchkiln.oci.layer_index import LayerIndex
+from torchkiln.oci.piped import ProgramFailed, piped
 from torchkiln.oci.tar_names import removed_by
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, confined, read_layer
 
 PROGRAM = "mkfs.erofs"
-_WORDS = 1000  # most bytes of its message
 _MIN_VERSION = (1, 8, 2)  # the first version with --sort=none
 _ARGUMENTS = (
     *("--tar=f", "--aufs", "--quiet", "-Enoinline_data", "-b4096", "--sort=none"),
@@ -40,10 +39,13 @@ class Unmountable(Exception):
     Such are layers with extended attributes, with opaque whiteouts, or without the parents of their files.
     """
 
-    def __init__(self, reason: str, layer: str = "") -> None:
-        """*layer*: its diff_id; without it, this host or user cannot mount any."""
+    def __init__(self, reason: str, layer: str = "", *, lasting: bool = False) -> None:
+        """*layer*: its diff_id; without it, this host or user cannot mount any.
+
+        :param lasting: it is a property of the layer, not of this attempt, such as a full disk.
+        """
         super().__init__(f"layer {layer[:19]}: {reason}" if layer else reason)
-        self.layer = layer
+        self.layer, self.lasting = layer, lasting
 
 
 def place_of(folder: Path, diff_id: Digest) -> Path:
@@ -109,35 +111,22 @@ def convert(layer: LayerBlob, target: Path, mkfs: str) -> LayerIndex:
 
 def _converted(layer: LayerBlob, made: Path, mkfs: str, check: Callable[[], None]) -> LayerIndex:
     argv = (mkfs, *_ARGUMENTS, "-U", str(uuid.uuid5(uuid.NAMESPACE_URL, f"erofs:blobs/{layer.diff_id}")))
-    with (made.parent / "log").open("w+b") as log:
-        with subprocess.Popen((*argv, str(made)), stdin=subprocess.PIPE, stdout=log, stderr=log) as process:
-            pipe = process.stdin
-            assert pipe is not None  # it is a pipe
+    try:
+        with piped((*argv, str(made)), made.parent) as write:
 
             def passed(piece: bytes) -> None:
                 check()
-                with contextlib.suppress(BrokenPipeError):  # its exit code and message say why it stopped
-                    pipe.write(piece)
+                write(piece)
 
-            try:
-                index = read_layer(layer, _demand_no_attributes, passed)
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        if process.returncode:
-            log.seek(0)
-            reason = printable(log.read(_WORDS).decode(errors="replace").strip())
-            raise Unmountable(f"{PROGRAM} failed with exit code {process.returncode}: {reason}")
-    return index
+            return read_layer(layer, _demand_no_attributes, passed)
+    except ProgramFailed as error:
+        raise Unmountable(str(error)) from error
 
 
 def _demand_no_attributes(entry: TarEntry, content: Iterable[memoryview]) -> None:
     """:raises Unmountable: *entry* has extended attributes, which unpacking drops and EROFS keeps."""
     if entry.xattrs:
-        raise Unmountable(f"{entry.path}: has extended attributes")
+        raise Unmountable(f"{entry.path}: has extended attributes", lasting=True)
     deque(content, maxlen=0)
 
 
@@ -147,6 +136,6 @@ def _demand_plain(index: LayerIndex) -> None:
     for entry in index:
         parent, _, name = entry.path.rpartition("/")
         if parent not in folders:
-            raise Unmountable(f"{entry.path}: the layer does not contain its parent directory")
+            raise Unmountable(f"{entry.path}: the layer does not contain its parent directory", lasting=True)
         if name.startswith(".wh.") and (entry.kind != "file" or entry.size or not removed_by(entry.path)):
-            raise Unmountable(f"{entry.path}: a whiteout that is opaque, or not an empty file")
+            raise Unmountable(f"{entry.path}: a whiteout that is opaque, or not an empty file", lasting=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections import deque
@@ -13,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from torchkiln.errors import BuildFailed, ToolMissing, printable
+from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.oci.layer_index import IndexedEntry, LayerIndex, joined
+from torchkiln.oci.piped import ProgramFailed, piped
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, read_layer
 
@@ -33,7 +32,6 @@ _ARGUMENTS = (
 _TYPES = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
 _BLOCK = 512
 _VARIABLES = "etc/environment"
-_WORDS = 1000  # most bytes of the program's message
 
 
 def find_tar2sqfs() -> str:
@@ -66,36 +64,17 @@ def write_squashfs(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            made, log = Path(folder, "image.squashfs"), Path(folder, "log")
-            argv = (program, *_ARGUMENTS, str(made))
+            made = Path(folder, "image.squashfs")
             own = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
-            with (
-                log.open("wb") as messages,
-                subprocess.Popen(
-                    argv, stdin=subprocess.PIPE, stdout=messages, stderr=messages, env=own
-                ) as process,
-            ):
-                pipe = process.stdin
-                assert pipe is not None  # it is a pipe
-                try:
-                    write_tar(layers, indexes, env, pipe.write)
-                except BrokenPipeError:
-                    pass  # its exit code says why it stopped
-                except BaseException:
-                    process.kill()
-                    raise
-                finally:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-            if process.returncode:
-                reason = printable(log.read_bytes()[:_WORDS].decode(errors="replace").strip())
-                raise BuildFailed(f"{PROGRAM} failed with exit code {process.returncode}: {reason}")
+            with piped((program, *_ARGUMENTS, str(made)), Path(folder), own) as write:
+                write_tar(layers, indexes, env, write)
             with made.open("rb") as file:
                 os.fsync(file.fileno())
             made.chmod(0o644)
             os.replace(made, target)
-    except OSError as error:
-        raise BuildFailed(f"{target} cannot be created: {error.strerror}") from error
+    except (OSError, ProgramFailed) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BuildFailed(f"{target} cannot be created: {reason}") from error
 
 
 def write_tar(

@@ -49,7 +49,10 @@ class LayerImage:
 
         :raises BuildFailed: it is missing, or was changed after it was checked.
         """
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise BuildFailed(f"{self.path}: {error.strerror}", hint="run again") from error
         if stamp_of(os.fstat(descriptor)) != self.stamp:
             os.close(descriptor)
             raise BuildFailed(f"{self.path} was changed after it was checked", hint="run again")
@@ -140,11 +143,18 @@ def _kept(layer: LayerBlob, store: Store) -> LayerImage:
             store.touch(store.root / "records" / RECORDS / f"{path.stem}.json")
             return found
         store.private(FOLDER)
+        temporary = store.temporary("erofs")  # after a crash, the next process deletes it
         try:
-            keep_index(store, layer.diff_id, convert(layer, path, find_mkfs()))
+            index = convert(layer, temporary, find_mkfs())
+            with store.writable():
+                store.adopt(temporary, path)
         except Unmountable as error:
-            forget(store, layer.diff_id, str(error))
+            if error.lasting:
+                forget(store, layer.diff_id, str(error))
             raise Unmountable(str(error), layer.diff_id) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        keep_index(store, layer.diff_id, index)
         made = _hashed(path, layer.diff_id)
         keep(store, made)
         return made
