@@ -176,3 +176,20 @@ def test_gc_deletes_what_no_image_and_no_lock_needs(scene: Scene, mkfs: Path, tm
 def test_no_image_is_named(scene: Scene, mkfs: Path) -> None:
     assert "add a TAG, --torch and --cuda, or --all" in scene.export("erofs", scene.folder, code=2)
     assert not scene.folder.exists()
+
+
+@pytest.mark.usefixtures("squashfs_tools")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk requires root")
+@pytest.mark.parametrize("words", [("squashfs", "x.squashfs"), ("erofs", "")], ids=["squashfs", "erofs"])
+def test_a_full_disk_is_named(tmp_path: Path, scene: Scene, mkfs: Path, words: tuple[str, str]) -> None:
+    """tar2sqfs says "I/O error", and mkfs.erofs "invalid chksum"."""
+    big = layer(tmp_path, entry("big", os.urandom(24 << 20)))
+    layout = minimal_layout(tmp_path / "big", [big], {}, "big")
+    scene.folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", scene.folder], check=True)
+    try:
+        said = scene.export(words[0], scene.folder / words[1], f"{layout}:big", code=6)
+        assert "cannot be created: No space left on device" in said
+        assert [path for path in scene.folder.rglob("*") if path.is_file()] == []
+    finally:
+        subprocess.run(["umount", scene.folder], check=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchkiln.errors import printable
 
+_FULL = 1 << 20  # bytes that are free on a full disk, at most
 _WORDS = 1000  # most bytes of a program's output in a message
 
 
@@ -24,13 +28,13 @@ def piped(
 
     If the block raises an exception, the program is killed.
 
-    :param folder: its output is written there, to the file "log".
+    :param folder: where it writes its result.
     :raises ProgramFailed: the message has the exit code and the output.
-    :raises OSError: it cannot be started.
+    :raises OSError: it cannot be started, or it failed and the disk of *folder* is full.
     """
-    log = folder / "log"
     with contextlib.ExitStack() as stack:
-        output = stack.enter_context(log.open("wb"))
+        # In memory, because the disk may be full.
+        output = stack.enter_context(os.fdopen(os.memfd_create("output"), "w+b"))
         process = stack.enter_context(
             subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output, env=env)
         )
@@ -40,7 +44,12 @@ def piped(
 
         def demand_success() -> None:
             if code := process.wait():
-                words = printable(log.read_bytes()[:_WORDS].decode(errors="replace").strip())
+                if (
+                    shutil.disk_usage(folder).free < _FULL
+                ):  # the programs say "I/O error", or "invalid chksum"
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                output.seek(0)
+                words = printable(output.read(_WORDS).decode(errors="replace").strip())
                 raise ProgramFailed(f"{Path(argv[0]).name} failed with exit code {code}: {words}")
 
         def write(data: bytes) -> None:

@@ -66,7 +66,9 @@ def write_squashfs(
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             made = Path(folder, "image.squashfs")
             own = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
-            with piped((program, *_ARGUMENTS, str(made)), Path(folder), own) as write:
+            argv = (program, *_ARGUMENTS, "--force", str(made))
+            # If tar2sqfs fails, it deletes the file. While the file is open, a full disk can be recognized.
+            with made.open("wb"), piped(argv, Path(folder), own) as write:
                 write_tar(layers, indexes, env, write)
             with made.open("rb") as file:
                 os.fsync(file.fileno())
