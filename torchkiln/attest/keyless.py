@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import requests
 
+from torchkiln.attest.dsse import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.keys import SignerIdentity
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact

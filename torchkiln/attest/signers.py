@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torchkiln.attest import dsse, sigstore_bundle
-from torchkiln.attest.dsse import PrivateKey, fingerprint
+from torchkiln.attest import dsse
+from torchkiln.attest.dsse import BUNDLE_TYPE, PrivateKey, fingerprint
 from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.report import ROLES, Role, SignedReport
@@ -70,8 +69,8 @@ class Unsigned:
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
     """The artifact for *envelope*, a statement of *kind*; *signer*: the fingerprint of its key."""
-    data = sigstore_bundle.wrap(envelope, signer)
-    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=sigstore_bundle.artifact_annotations(kind))
+    data = dsse.wrap(envelope, signer)
+    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=dsse.artifact_annotations(kind))
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:
@@ -119,7 +118,7 @@ class Trust:
             if kind == PAYLOAD_TYPE:
                 statement = parse(data, where=where)
                 return OpenedStatement(statement=statement, signed=False, signers=(), envelope=None)
-            envelope, keyless = sigstore_bundle.unwrap(data, where=where)
+            envelope, keyless = dsse.unwrap(data, where=where)
             found = dsse.decode(envelope, where=where)
             if found.payload_type != PAYLOAD_TYPE:
                 raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")
