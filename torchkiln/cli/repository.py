@@ -29,8 +29,7 @@ from torchkiln.gate.kept_reports import kept_reports, locks_in
 from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix import facts, matrix
 from torchkiln.publishing.attached import NOT_VERIFIED
-from torchkiln.publishing.catalog import CatalogEntry, catalog
-from torchkiln.publishing.retract import retract
+from torchkiln.publishing.catalog import CatalogEntry, catalog, retract
 from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_reference, parse_repository
