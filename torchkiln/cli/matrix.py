@@ -16,7 +16,7 @@ from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import mirror_option, own_matrix_option
 from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
-from torchkiln.index.offered import open_offered
+from torchkiln.index.package_index import open_offered
 from torchkiln.matrix import facts
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.add_release import TODO, Proposal, look_up, with_item

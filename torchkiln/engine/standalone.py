@@ -103,7 +103,7 @@ class StandalonePythons:
             )
         path = Path(location)
         if "://" in location:
-            from torchkiln.index.python_builds import download  # slow to import, and most builds need none
+            from torchkiln.index.download import download  # slow to import, and most builds need none
 
             path, observer, name = folder / "archive", report.observer, archive.filename
             download(

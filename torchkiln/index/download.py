@@ -20,8 +20,9 @@ from urllib3.exceptions import HTTPError
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import IndexSession, http_error, send, unavailable
-from torchkiln.index.settings import index_settings
+from torchkiln.index.settings import index_settings, redact, with_address
 from torchkiln.index.verified import F, LockedFile, fetch_verified
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
@@ -321,3 +322,45 @@ def _unwritable(path: Path, error: OSError) -> BuildFailed:
         f"{path.name} cannot be written: {(error.strerror or str(error)).lower()}",
         hint="free disk space, or set TORCHKILN_CACHE to another folder; the partial download is kept",
     )
+
+
+_MOST = 1 << 30  # bytes; real archives have 20 to 120 million
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sized:
+    """An archive, and its size on the server, because the matrix does not state the size."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+def download(
+    archive: PythonArchive,
+    url: str,
+    path: Path,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    began: Callable[[int], None],
+    on_progress: Callable[[int], None],
+) -> None:
+    """Download *archive* from *url* to *path*; the caller verifies its hash.
+
+    :param began: called with the number of bytes.
+    :raises BuildFailed: the server cannot be reached, does not have the file, or has a much too large one.
+    """
+    settings, address = with_address(index_settings(environ), url, "archive")
+    pages = Pages(settings, store)
+    at = FileAt(filename=archive.filename, url=address, size=None, sha256=archive.sha256)
+    size = pages.measure(at).size or 0
+    file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
+    if size > _MOST:
+        raise BuildFailed(
+            f"{redact(address)}: too large for an archive of a Python: {size} bytes, limit {_MOST >> 20} MiB",
+            hint="correct the URL in matrix.yaml, under pythons",
+        )
+    began(size)
+    source: DirectDownloads[_Sized] = DirectDownloads(pages.session, lambda _: address)
+    source.fetch(file, path, on_progress=on_progress, cancelled=lambda: False)

@@ -14,8 +14,8 @@ from torchkiln.base.remake import APT_EFFECTS, commit_effects
 from torchkiln.errors import Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
-from torchkiln.index.local import required_by_name
 from torchkiln.index.package_index import PackageIndex, open_index
+from torchkiln.index.read_page import required_by_name
 from torchkiln.locks.choice import record_of
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import on_base
