@@ -357,7 +357,7 @@ def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:
     """:raises ConfigError: the matrix does not have the cell, or has several that match."""
-    from torchkiln.matrix.kept_gpus import kept_gpus
+    from torchkiln.matrix.pick import kept_gpus
     from torchkiln.matrix.select import Selection, select
 
     if name.own_use and not name.gpus:
@@ -381,7 +381,6 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
 
 
 def _store(project: Project) -> Store:
-    from torchkiln.store.root import cache_root
-    from torchkiln.store.store import Store
+    from torchkiln.store.store import Store, cache_root
 
     return Store(project.cache or cache_root())

@@ -29,8 +29,7 @@ from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

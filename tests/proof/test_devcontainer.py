@@ -21,8 +21,7 @@ from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.source import needs_of
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 
 __all__ = ["shared"]
 

@@ -56,7 +56,7 @@ from torchkiln.registry.reading import Document
 from torchkiln.registry.reference import Repository
 from torchkiln.sbom import evidence
 from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
 from torchkiln.store.store import Store

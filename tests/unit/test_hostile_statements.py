@@ -25,7 +25,7 @@ from torchkiln.attest.provenance import origin
 from torchkiln.attest.signers import Trust
 from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.errors import KilnError, VerificationFailed
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 from torchkiln.smoke.attestation import statement_of
 from torchkiln.util.places import ROOT
 

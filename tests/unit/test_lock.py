@@ -21,8 +21,10 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
-from torchkiln.locks.freshness import staleness
 from torchkiln.locks.lock import (
+    EVERYTHING,
+    System,
+    Versions,
     from_json,
     inputs_digest,
     load_locked,
@@ -30,9 +32,9 @@ from torchkiln.locks.lock import (
     lock_digest,
     requirements_txt,
     save,
+    staleness,
     to_json,
 )
-from torchkiln.locks.request import EVERYTHING, System, Versions
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest

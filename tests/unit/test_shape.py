@@ -41,7 +41,7 @@ PURE_FOLDERS = frozenset(
 PURE_FILES = frozenset(
     {
         "compare/layers.py",
-        "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
+        "cuda/tree.py", "docker/dockerfile.py",
         "projects/asked.py", "projects/choice.py", "projects/fixed.py",
         "projects/pyproject.py", "publishing/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",

@@ -14,7 +14,7 @@ from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE
 from tests.reports import LOCKED
 from tests.thin import FULL, thin_cell, thin_locked, thin_resolution
 from torchkiln.engine.cache_keys import key_of
-from torchkiln.engine.predicted_digest import predicted_blobs
+from torchkiln.engine.known import predicted_blobs
 from torchkiln.errors import Stale
 from torchkiln.locks.file import from_json, lock_digest, to_json
 from torchkiln.locks.folder import lock_thin

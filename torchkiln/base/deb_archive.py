@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.plain_tree import STREAMS
-from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import SNAPSHOT, sources_of
+from torchkiln.base.recipe import SNAPSHOT, recipe, sources_of
 from torchkiln.errors import BadWheel, BuildFailed, ConfigError
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession

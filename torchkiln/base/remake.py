@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from torchkiln.base.archive import read_committed, read_files, record_files
+from torchkiln.base.archive import deb_path, read_committed, read_files, record_files
 from torchkiln.base.confined import confined
-from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import (
     LIMIT,
     Compile,

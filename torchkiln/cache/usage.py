@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.base import artefact
-from torchkiln.base.debs import FOLDER as DEBS
-from torchkiln.base.debs import RECORDS as APT_RECORDS
+from torchkiln.base.archive import FOLDER as DEBS
+from torchkiln.base.archive import RECORDS as APT_RECORDS
 from torchkiln.engine.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.engine.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.errors import KilnError

@@ -34,7 +34,7 @@ from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
-from torchkiln.store.root import cache_root
+from torchkiln.store.store import cache_root
 
 if TYPE_CHECKING:
     from torchkiln.cli.shared.on_docker import DockerBuilder

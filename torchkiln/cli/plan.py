@@ -14,8 +14,8 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
+from torchkiln.engine.cache_keys import cached_record
 from torchkiln.engine.cuda_layers import lay_out
-from torchkiln.engine.records import cached_record
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer

@@ -18,8 +18,7 @@ from torchkiln.projects.bill import bill_of_project
 from torchkiln.projects.gate.read import project_image
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.sbom.bill import Bill
-from torchkiln.sbom.listed import LIMIT
-from torchkiln.sbom.matches import items_of, matches
+from torchkiln.sbom.matches import LIMIT, items_of, matches
 from torchkiln.sbom.read_image import bill_of_image, read_evidence
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.interpreter import folder_name
 from torchkiln.engine.cache_keys import key_of, layer_key
 from torchkiln.engine.cuda_layers import kept_path

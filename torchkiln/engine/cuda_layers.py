@@ -14,11 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from torchkiln.cuda.keep import keep
-from torchkiln.cuda.layer import write_layer
+from torchkiln.cuda.layer import keep, write_layer
 from torchkiln.cuda.tree import RULE
-from torchkiln.engine.cache_keys import key_of
-from torchkiln.engine.records import cached_record, store_layer
+from torchkiln.engine.cache_keys import cached_record, key_of, store_layer
 from torchkiln.errors import BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive

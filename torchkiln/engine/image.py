@@ -18,12 +18,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchkiln.engine.cache_keys import format_key
+from torchkiln.engine.cache_keys import blob_of, format_key
 from torchkiln.engine.cuda_layers import toolkit_layers
 from torchkiln.engine.dependencies import check_metadata
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import known_blob
-from torchkiln.engine.records import blob_of
 from torchkiln.errors import BuildFailed
 from torchkiln.locks.file import to_json
 from torchkiln.model.digest import Digest

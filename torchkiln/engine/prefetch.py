@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from torchkiln.engine.cache_keys import record_of
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.records import record_of
 from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.index.verified import fetch_verified
 from torchkiln.model.cell import Source

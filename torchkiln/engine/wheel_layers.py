@@ -24,10 +24,9 @@ from pathlib import Path
 from types import TracebackType
 
 from torchkiln.base.confined import interpreter, require_sandbox, sandbox_fault
-from torchkiln.engine.cache_keys import key_of
+from torchkiln.engine.cache_keys import key_of, store_layer
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import known_blob
-from torchkiln.engine.records import store_layer
 from torchkiln.engine.worker import Task, WheelInput, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.layer import Blob

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torchkiln.errors import KilnError, NothingSelected, Unresolvable
 from torchkiln.index.settings import PYTORCH_ADDRESS, PYTORCH_VARIABLE
 from torchkiln.locks.folder import LockFolder
-from torchkiln.locks.lock import how_to_lock
-from torchkiln.locks.request import NO_RECORD, PublicRecord
+from torchkiln.locks.lock import NO_RECORD, PublicRecord, how_to_lock
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.public_record import on_record, recorded
 from torchkiln.matrix.resolve import require_buildable

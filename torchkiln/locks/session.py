@@ -14,8 +14,7 @@ from torchkiln.errors import ConfigError, KilnError, Stale
 from torchkiln.index.package_index import open_index
 from torchkiln.locks.choice import record_of
 from torchkiln.locks.folder import LockFolder
-from torchkiln.locks.lock import load_locked, lock, save
-from torchkiln.locks.request import EVERYTHING, Versions
+from torchkiln.locks.lock import EVERYTHING, Versions, load_locked, lock, save
 from torchkiln.locks.systems import Pythons, Systems
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source

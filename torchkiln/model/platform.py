@@ -1,6 +1,6 @@
 """Defines the platforms that images are built for, with the name that each tool uses.
 
-`runtimes/seccomp.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
+`runtimes/sandbox.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
 system call tables, or run without torchkiln.
 """
 

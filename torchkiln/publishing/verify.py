@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.signers import Trust
-from torchkiln.engine.predicted_digest import predicted_blobs
+from torchkiln.engine.known import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.gate import judge
 from torchkiln.gate.gpu_stack import earlier_images

@@ -28,7 +28,7 @@ from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedSta
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
-from torchkiln.sbom.listed import TOOLKIT
+from torchkiln.sbom.matches import TOOLKIT
 
 #: wheel, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL, which are
 #: part of a wheel. vendored: a copy of a Python distribution inside another package. project: a project's

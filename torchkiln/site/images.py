@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchkiln.engine.cache_keys import key_of
-from torchkiln.engine.predicted_digest import predicted_blobs, predicted_digest
+from torchkiln.engine.known import predicted_blobs, predicted_digest
 from torchkiln.errors import KilnError, NothingSelected
 from torchkiln.gate.cell_state import NO_LOCKS, CellRecord, record_of, state
 from torchkiln.locks.folder import LockFolder

@@ -101,7 +101,7 @@ def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
 def _made(spec: MadeLayer, store: Store) -> Digest | None:
     """The diff_id of the layer that this machine built from verified wheels; None: *store* has no record."""
     try:
-        from torchkiln.engine.records import record_of
+        from torchkiln.engine.cache_keys import record_of
     except ImportError:  # no libdeflate in a bundle: its GPU host builds no layers
         return None
     made = record_of(spec, store)
