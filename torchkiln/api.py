@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchkiln.locks.session import LockResult
     from torchkiln.matrix.policy import Policy
     from torchkiln.model.cell import Cell, Resolution
-    from torchkiln.model.image import BuiltImage
+    from torchkiln.model.layer import BuiltImage
     from torchkiln.model.lock import LockedCell
     from torchkiln.model.progress import Reporting
     from torchkiln.publishing.publish import PublishedImage
@@ -290,8 +290,8 @@ def verify(
     from torchkiln.attest.signers import Trust
     from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.verification import Depth, VerifySession
-    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.reference import parse_reference
+    from torchkiln.registry.session import open_registry
     from torchkiln.smoke.suite import load_suite
 
     target, depth, folder = parse_reference(reference), Depth(full=full, rebuild=rebuild), _folder(project)

@@ -26,9 +26,17 @@ from tests.unit.test_project_file import LOCK as PROJECT_LOCK
 from torchkiln.attest.dsse import BUNDLE_TYPE, certificate, decode, sign
 from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin, provenance
-from torchkiln.attest.publication import publication, published_names, reason_of, retraction
 from torchkiln.attest.signers import Trust, bundled
-from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
+from torchkiln.attest.statement import (
+    PAYLOAD_TYPE,
+    Statement,
+    parse,
+    payload,
+    publication,
+    published_names,
+    reason_of,
+    retraction,
+)
 from torchkiln.base import archive, artefact, effects
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import BadWheel, BuildFailed, ConfigError, KilnError, Stale, VerificationFailed

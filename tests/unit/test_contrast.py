@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.compare.layers import PackageChange, contrast, names_packages, packages_of
+from torchkiln.compare.layers import PackageChange, contrast
+from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.model.contents import Layer, LayerContents, LayeredImage, Package
 
 SITE = "opt/venv/lib/python3.11/site-packages"

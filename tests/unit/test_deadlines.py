@@ -23,8 +23,7 @@ from torchkiln.registry import session as registry_session
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.util.http.deadlines import LEAST, Overdue
-from torchkiln.util.http.session import LimitedSession, Network
+from torchkiln.util.http.session import LEAST, LimitedSession, Network, Overdue
 
 
 @pytest.fixture

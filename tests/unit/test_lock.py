@@ -21,6 +21,7 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
+from torchkiln.locks.freshness import staleness
 from torchkiln.locks.lock import (
     EVERYTHING,
     System,
@@ -32,7 +33,6 @@ from torchkiln.locks.lock import (
     lock_digest,
     requirements_txt,
     save,
-    staleness,
     to_json,
 )
 from torchkiln.matrix.resolve import resolve

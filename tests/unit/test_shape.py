@@ -61,7 +61,6 @@ IMPURE: Mapping[str, str] = {
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "projects/gate/read.py": "reads reports and layers, at this moment",
     "projects/gate/rules.py": "decides about the entries of a tar, which oci reads",
-    "locks/choice.py": "names the settings of an index",
     "locks/folder.py": "reads the locks of bases and tools",
     "locks/session.py": "asks the indexes",
     "locks/systems.py": "builds bases and tools",

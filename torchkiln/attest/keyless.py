@@ -23,7 +23,7 @@ from torchkiln.attest.dsse import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.keys import SignerIdentity
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
-from torchkiln.oci.artifact import Artifact
+from torchkiln.oci.image import Artifact
 
 if TYPE_CHECKING:
     from sigstore.models import Bundle, ClientTrustConfig

@@ -15,7 +15,7 @@ from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.report import ROLES, Role, SignedReport
-from torchkiln.oci.artifact import Artifact
+from torchkiln.oci.image import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
 LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed

@@ -321,9 +321,9 @@ def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[Blo
     if to.ahead is None:
         yield None
         return
-    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.push import BlobUploads, History, PushOptions
     from torchkiln.registry.reference import parse_repository
+    from torchkiln.registry.session import open_registry
 
     repository = parse_repository(to.ahead)
     with open_registry(repository, os.environ, plain_http=to.plain_http) as registry:

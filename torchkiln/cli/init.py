@@ -22,12 +22,12 @@ from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import facts
+from torchkiln.matrix.explain import reason
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, load
 from torchkiln.matrix.pick import DriverVersion, Gpu, parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import plain, split
-from torchkiln.matrix.sentences import reason
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.model.project import APP

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO, Protocol, cast
 
-from torchkiln.compare.layers import names_packages, packages_of, settings_of
+from torchkiln.compare.layers import settings_of
+from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.model.contents import Layer, LayerContents, LayeredImage

@@ -1,20 +1,15 @@
-"""Compares two images by layers: packages, settings, shared layers, sizes.
-
-The packages that are installed in an image are listed from the metadata in its layers.
-"""
+"""Compares two images by layers: packages, settings, shared layers, sizes."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.base.contents import parse_status
-from torchkiln.errors import BuildFailed
-from torchkiln.model.contents import Layer, LayerContents, LayeredImage, Package
+from torchkiln.model.contents import Layer, LayeredImage, Package
 
 #: Parts of an image's config that are mappings: each entry is compared as a setting of its own, like Env.
 _SETS = ("Labels", "ExposedPorts", "Volumes")
@@ -152,56 +147,3 @@ def _by_key(packages: Sequence[Package]) -> dict[_PackageKey, str]:
         key = (package.system, _PYTHON.sub("python3", package.place), package.name)
         found.setdefault(key, []).append(package.version)
     return {key: ", ".join(sorted(Counter(versions))) for key, versions in found.items()}
-
-
-_STATUS = "var/lib/dpkg/status"
-_METADATA = re.compile(r"(?P<place>.*)/[^/]+\.(dist-info/METADATA|egg-info/PKG-INFO|egg-info)")
-_FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
-
-
-def names_packages(path: str) -> bool:
-    """Whether the file *path* of a layer contains metadata of installed packages."""
-    return path == _STATUS or _METADATA.fullmatch(path) is not None
-
-
-def packages_of(layers: Sequence[LayerContents]) -> tuple[Package, ...]:
-    """The packages in *layers*, lowest first; invalid metadata is ignored."""
-    found = _packages(texts_of(layers))
-    return tuple(sorted(found, key=lambda package: (package.system, package.place, package.name)))
-
-
-def texts_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """The texts by path, in the merged *layers*, lowest first."""
-    return {path: value for path, (kind, value) in _merged(layers).items() if kind == "text"}
-
-
-def links_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """The symbolic links by path, in the merged *layers*, lowest first."""
-    return {path: value for path, (kind, value) in _merged(layers).items() if kind == "link"}
-
-
-def _merged(layers: Sequence[LayerContents]) -> Mapping[str, tuple[str, str]]:
-    merged: dict[str, tuple[str, str]] = {}
-    for layer in layers:
-        for deleted in layer.deleted:
-            inside = deleted.rstrip("/") + "/"
-            for path in [path for path in merged if path == deleted or path.startswith(inside)]:
-                del merged[path]
-        merged |= {path: ("text", text) for path, text in layer.texts.items()}
-        merged |= {path: ("link", target) for path, target in layer.links.items()}
-    return merged
-
-
-def _packages(texts: Mapping[str, str]) -> Iterator[Package]:
-    for path, text in texts.items():
-        if found := _METADATA.fullmatch(path):
-            header = dict(_FIELD.findall(text.partition("\n\n")[0]))
-            if len(header) == 2:
-                name = re.sub(r"[-_.]+", "-", header["Name"]).lower()
-                yield Package(system="python", place=found["place"], name=name, version=header["Version"])
-        elif path == _STATUS:
-            try:
-                for package in parse_status(text):
-                    yield Package(system="os", place="", name=package.name, version=package.version)
-            except BuildFailed:
-                continue  # reported by the checks of a build, not by a comparison

@@ -26,8 +26,7 @@ from torchkiln.engine.known import known_blob
 from torchkiln.errors import BuildFailed
 from torchkiln.locks.file import to_json
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import DEFAULT_FORMAT, Blob, ImageLayer, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, Blob, BuiltImage, ImageLayer, LayerFormat
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.model.progress import Observer
 from torchkiln.oci.compression import GZIP, TARGETS, TargetCompression

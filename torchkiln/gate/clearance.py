@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchkiln import __version__
-from torchkiln.attest.publication import PUBLICATION
-from torchkiln.attest.statement import Statement, payload, statement
+from torchkiln.attest.statement import PUBLICATION, Statement, payload, statement
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, GateResult, ProjectProof
 from torchkiln.locks.lock import from_json, to_json

@@ -27,9 +27,9 @@ from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile
-from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.failures import reason_of
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
+from torchkiln.util.http.session import LEAST
 
 STALLED = 30.0  # seconds without progress after which another connection is tried
 GIVEN_UP = 60.0  # seconds without progress after which no further attempt begins

@@ -20,11 +20,10 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import IndexSettings, origin_of, redact
-from torchkiln.util.http.deadlines import Overdue
 from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
-from torchkiln.util.http.session import LimitedSession, Network
+from torchkiln.util.http.session import LimitedSession, Network, Overdue
 from torchkiln.util.strict_json import open_plain
 
 TIMEOUT = (15.0, 60.0)  # time limits in seconds: to connect, and between two bytes

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import publication, retraction
 from torchkiln.attest.signers import Signer, Trust
+from torchkiln.attest.statement import publication, retraction
 from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import ParsedTag, aliases_for, parse_name, undated

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attest.publication import publication
 from torchkiln.attest.signers import FORMS, LIMIT, Signer, Trust, of_signed_report
-from torchkiln.attest.statement import Statement, statement
+from torchkiln.attest.statement import Statement, publication, statement
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, clearance
 from torchkiln.gate.gate import ClearedImage
 from torchkiln.model.digest import Digest
-from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
-from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, Artifact, Referrer, descriptor, digest_of, manifest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publishing.attached import AttachedStatements, attached
 from torchkiln.publishing.names import ImageTags, demand_movable

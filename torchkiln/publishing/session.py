@@ -26,10 +26,9 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_same, names_of
 from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
-from torchkiln.registry.connect import open_registry
 from torchkiln.registry.push import JOBS, History, PushOptions
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import Registry, open_registry
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.read_image import bill_of_image
 from torchkiln.smoke.session import image_and_lock

@@ -24,8 +24,8 @@ from torchkiln.registry.messages import LIMIT, REGISTRY_AT_FAULT, HttpRequest, H
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.session import READS, SILENCE, Registry
 from torchkiln.util.files import replacing
-from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.retry import GivenUp, Progress, retry
+from torchkiln.util.http.session import LEAST
 from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import json_of
 

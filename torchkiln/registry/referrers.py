@@ -14,8 +14,16 @@ from typing import Any
 
 from torchkiln.errors import RegistryError, UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
-from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.oci.image import (
+    EMPTY,
+    MANIFEST_TYPE,
+    Artifact,
+    Referrer,
+    canonical_json,
+    descriptor,
+    digest_of,
+    manifest_of,
+)
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.delivery import Delivery, document
 from torchkiln.registry.push import put

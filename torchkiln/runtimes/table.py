@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.runtimes import docker
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings, Streams
-from torchkiln.runtimes.docker_args import Container, client_command, parse_port
+from torchkiln.runtimes.docker import Container, client_command, parse_port
 from torchkiln.runtimes.driver import killed_for_memory
 from torchkiln.runtimes.runtime import DOCKER, ImageSource, Runtime, RuntimeListener
 from torchkiln.runtimes.unpacked import UnpackedRuntime

@@ -18,7 +18,7 @@ from typing import Any
 from torchkiln import __version__
 from torchkiln.base.archive import files_of
 from torchkiln.compare.images import begin_reading, contents_of
-from torchkiln.compare.layers import links_of, texts_of
+from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.engine.cache_keys import record_of
 from torchkiln.errors import KilnError
 from torchkiln.locks.lock import lock_digest

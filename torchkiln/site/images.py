@@ -14,11 +14,11 @@ from torchkiln.gate.cell_state import NO_LOCKS, CellRecord, record_of, state
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.freshness import outdated
 from torchkiln.locks.lock import load_locked
+from torchkiln.matrix.explain import limit_of, reason_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.sentences import limit_of, reason_of
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest

@@ -15,11 +15,10 @@ from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_movable
-from torchkiln.registry.connect import open_registry
 from torchkiln.registry.push import History, Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import Registry, open_registry
 
 PREFIX = "unproven-"  # of the default tag; tags of `publish` never begin with it
 

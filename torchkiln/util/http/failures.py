@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from urllib3 import exceptions
 
-from torchkiln.util.http.deadlines import Overdue
+from torchkiln.util.http.session import Overdue
 
 _MAX_TEXT = 120  # characters of a library's message
 
