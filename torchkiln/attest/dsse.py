@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.util.files import pretty_json
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import TEXT, list_of, mapping, sentences
 from torchkiln.util.strict_json import json_of
 
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -39,24 +39,10 @@ PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # environment variable with the key's passphrase
 _SUPPORTED = "use an Ed25519 or ECDSA P-256 key (docs/gate.md has the openssl commands)"
-_ENVELOPE: dict[str, Any] = {
-    "type": "object",
-    "required": ["payload", "payloadType", "signatures"],
-    "properties": {
-        "payload": {"type": "string"},
-        "payloadType": {"type": "string"},
-        "signatures": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 16,
-            "items": {
-                "type": "object",
-                "required": ["sig"],
-                "properties": {"sig": {"type": "string"}, "keyid": {"type": "string"}},
-            },
-        },
-    },
-}
+_SIGNATURE = mapping({"sig": TEXT}, keyid=TEXT)
+_ENVELOPE = mapping(
+    {"payload": TEXT, "payloadType": TEXT, "signatures": list_of(_SIGNATURE, minItems=1, maxItems=16)}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,22 +220,14 @@ def _kind(key: object) -> str:
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _HINT = "it is damaged, or another tool made it; get it again from its source"
-_CERTIFICATE = {"type": "object", "required": ["rawBytes"], "properties": {"rawBytes": {"type": "string"}}}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["mediaType", "verificationMaterial", "dsseEnvelope"],
-    "properties": {
+_MATERIAL = mapping({}, publicKey=mapping({}, hint=TEXT), certificate=mapping({"rawBytes": TEXT}))
+_SCHEMA = mapping(
+    {
         "mediaType": {"const": BUNDLE_TYPE},
-        "verificationMaterial": {
-            "type": "object",
-            "properties": {
-                "publicKey": {"type": "object", "properties": {"hint": {"type": "string"}}},
-                "certificate": _CERTIFICATE,
-            },
-        },
+        "verificationMaterial": _MATERIAL,
         "dsseEnvelope": {"type": "object"},
-    },
-}
+    }
+)
 
 
 def artifact_annotations(kind: str) -> tuple[tuple[str, str], ...]:

@@ -15,34 +15,17 @@ from typing import Any
 from torchkiln import __version__
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import TEXT, list_of, mapping, sentences
 from torchkiln.util.strict_json import json_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 TYPE = "https://in-toto.io/Statement/v1"
 _HINT = "get it again from its source; do not use this one"
 _SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["_type", "subject", "predicateType"],
-    "properties": {
-        "_type": {"const": TYPE},
-        "predicateType": {"type": "string"},
-        "subject": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["digest"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "digest": {"type": "object", "required": ["sha256"], "properties": {"sha256": _SHA256}},
-                },
-            },
-        },
-    },
-}
+_SUBJECT = mapping({"digest": mapping({"sha256": _SHA256})}, name=TEXT)
+_SCHEMA = mapping(
+    {"_type": {"const": TYPE}, "subject": list_of(_SUBJECT, minItems=1, maxItems=1), "predicateType": TEXT}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,16 +98,8 @@ PUBLICATION = "urn:torchkiln:publication:1"
 RETRACTION = "urn:torchkiln:retraction:1"
 _ANY_RETRACTION = "urn:torchkiln:retraction:"  # any version: an unknown version is a retraction, too
 _NAME = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"}
-_NAMES: dict[str, Any] = {
-    "type": "object",
-    "required": ["names"],
-    "properties": {"names": {"type": "array", "minItems": 1, "maxItems": 200, "items": _NAME}},
-}
-_REASON: dict[str, Any] = {
-    "type": "object",
-    "required": ["reason", "when"],
-    "properties": {"reason": {"type": "string"}, "when": {"type": "string"}},
-}
+_NAMES = mapping({"names": list_of(_NAME, minItems=1, maxItems=200)})
+_REASON = mapping({"reason": TEXT, "when": TEXT})
 
 
 def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
