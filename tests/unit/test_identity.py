@@ -36,8 +36,7 @@ from torchkiln.model.recipe import RECIPE
 from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan.plan import GENERATED, plan
 from torchkiln.smoke.expected import facts_of
-from torchkiln.smoke.suite import load_suite, suite_digest
-from torchkiln.smoke.suite_source import canonical, stripped
+from torchkiln.smoke.suite import canonical, load_suite, stripped, suite_digest
 from torchkiln.util.places import ROOT
 
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()

@@ -47,7 +47,7 @@ PURE_FILES = frozenset(
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
         "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py",
-        "smoke/suite_source.py", "smoke/verdict.py",
+        "smoke/verdict.py",
         "projects/symbols/fit.py", "projects/variables.py",
         "util/located_yaml.py",
     }

@@ -13,8 +13,8 @@ from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import PushTo
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_movable
+from torchkiln.publishing.session import demand_licence
 from torchkiln.registry.push import History, Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
