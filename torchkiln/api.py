@@ -338,7 +338,6 @@ def _folder(project: Project) -> LockFolder:
 
 
 def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
-    """The keys that the policy names, without the expired ones."""
     from torchkiln.attest.keys import policy_keys
 
     keys, expired = policy_keys(policy, project.matrix.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")

@@ -25,14 +25,11 @@ _REPORT = "urn:torchkiln:smoke-report:"  # the predicate type without its versio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyInRole:
-    """A public key, and the roles in which it is trusted."""
-
     key: PublicKey
     roles: tuple[Role, ...]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key."""
         return fingerprint(self.key)
 
 
@@ -93,7 +90,6 @@ def policy_keys(
 
 
 def _pem(path: Path) -> tuple[bytes, int]:
-    """The file's content and mode."""
     try:
         return read_with_mode(path, _PEM)
     except OSError as error:

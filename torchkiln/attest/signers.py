@@ -34,12 +34,9 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """Signs with a key."""
-
     key: PrivateKey
 
     def sign(self, statement: Statement) -> Artifact:
-        """Sign the statement."""
         envelope = dsse.sign(PAYLOAD_TYPE, payload(statement), self.key)
         return bundled(envelope, fingerprint(self.key.public_key()), statement.kind)
 
@@ -54,10 +51,7 @@ class ByKey:
 
 
 class Unsigned:
-    """Passes statements on without a signature."""
-
     def sign(self, statement: Statement) -> Artifact:
-        """The artifact with the unsigned statement."""
         return Artifact(
             kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
         )
@@ -96,8 +90,6 @@ class OpenedStatement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """The trusted keys, and the trusted keyless signer."""
-
     keys: tuple[KeyInRole, ...] = ()
     signer: SignerIdentity | None = None
 

@@ -39,7 +39,6 @@ class Statement:
 
     @property
     def content(self) -> Any:
-        """The predicate as JSON values."""
         return json.loads(self.predicate)
 
     def checked(self, kind: str, schema: Mapping[str, Any], *, where: str, hint: str = "") -> Any:

@@ -123,7 +123,6 @@ def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
 
 
 def record_files(store: Store, files: BaseFiles) -> None:
-    """Record *files* in *store*."""
     store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
 
 
@@ -200,7 +199,6 @@ def deb_path(deb: DebFile) -> str:
 
 
 def missing(debs: Iterable[DebFile], store: Store) -> tuple[DebFile, ...]:
-    """The *debs* that *store* does not have."""
     return tuple(deb for deb in debs if _size(store.root / deb_path(deb)) != deb.size)
 
 
@@ -247,7 +245,6 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

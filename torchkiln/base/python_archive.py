@@ -227,7 +227,6 @@ def layer_tar(
 
 
 def content_of(file: StoredFile, contents: BinaryIO) -> bytes:
-    """The content of *file*."""
     contents.seek(file.start)
     return contents.read(file.size)
 

@@ -106,7 +106,6 @@ class BaseRecipe:
 
     @property
     def distribution(self) -> str:
-        """The distribution: "debian"."""
         return operating_system(self.os).distribution
 
     def key(self) -> str:

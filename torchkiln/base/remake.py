@@ -207,7 +207,6 @@ def effects_path(images: Path, found: Made) -> Path:
 
 
 def blob_of(locked: Made) -> Blob:
-    """The blob of *locked*, by its lock."""
     return Blob(digest=locked.digest, diff_id=locked.diff_id, size=locked.size, unpacked=locked.unpacked)
 
 

@@ -94,7 +94,6 @@ def set_entry_aside(store: Store, entry: Entry) -> list[Path]:
 
 
 def total(entries: Iterable[Entry]) -> int:
-    """Bytes of all *entries*."""
     return sum(entry.size for entry in entries)
 
 
@@ -108,8 +107,6 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheFault:
-    """A damaged entry of the cache."""
-
     entry: Entry
     what: str
 
@@ -172,7 +169,6 @@ def repair(
 
 
 def _fault(store: Store, entry: Entry, advanced: Callable[[int], None]) -> str:
-    """The fault of an entry; empty if it has none."""
     path = store.root / entry.path
     match entry.kind:
         case "blobs" | "wheels" | "debs":

@@ -58,8 +58,6 @@ _DAYS = {"rootfs": 7, "pytest": 30, "records": 30, DEBS: 90}  # an archive may n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A file or folder of the cache."""
-
     kind: str
     path: str  # relative to the cache
     size: int  # bytes
@@ -176,7 +174,6 @@ class _Marks:
 
 
 def _blobs_in(folder: Path) -> Iterator[str]:
-    """The paths of all blobs of a layout or a cache."""
     return (f"blobs/sha256/{path.name}" for path in (folder / "blobs" / "sha256").glob("*"))
 
 

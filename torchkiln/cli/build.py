@@ -291,7 +291,6 @@ def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[Build
 
 
 def _print_forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat, as_json: bool) -> None:
-    """Print what --dry-run shows."""
     from torchkiln.engine.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store

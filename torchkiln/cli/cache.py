@@ -248,7 +248,6 @@ def _json(entry: Entry) -> dict[str, Any]:
 
 
 def _ago(seconds: float) -> str:
-    """The time since the last use."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

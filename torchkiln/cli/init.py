@@ -168,7 +168,6 @@ def demand_image_name(text: str) -> str:
 
 
 def devcontainer_json(container: DevContainer) -> bytes:
-    """The text of the file."""
     return pretty_json(_document(container))
 
 

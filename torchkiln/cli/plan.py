@@ -73,7 +73,6 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _json(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    """The object that `plan toolkit --json` prints."""
     locked = plan.locked
     layers = [(spec, cached_record(spec, store)) for spec in plan.of(ToolkitLayer)]
     sizes = [made.blob.size for _, made in layers if made]

@@ -149,7 +149,6 @@ class _PublishOutput(PublishListener):
 
 
 def _json(ref: str, published: PublishedImage) -> dict[str, Any]:
-    """The object that `publish --json` prints."""
     return unproven.pushed_to_json(ref, published.pushed, published.tags) | {
         "statements": [{"kind": kind, "digest": digest} for kind, digest in published.attached],
         "seconds": round(published.pushed.seconds, 3),

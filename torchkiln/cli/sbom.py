@@ -58,7 +58,6 @@ def sbom(name: str | None, chosen: CellOptions, document: Path | None, images: P
 
 
 def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
-    """The bill of the image of a cell or a project."""
     found = open_layout(named.layout).image(named.ref)
     if is_project(found):
         project = project_image(found, named.layout, images, store)

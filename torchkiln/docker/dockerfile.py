@@ -215,12 +215,10 @@ def _tree(plan: ImagePlan) -> str:
 
 
 def _generated(plan: ImagePlan) -> dict[str, bytes]:
-    """The files of the image that the plan generates, by path."""
     return {file.path: file.data for file in plan.overlay.files if file.path in GENERATED}
 
 
 def _wheel_steps(plan: ImagePlan) -> Iterator[_WheelStep]:
-    """A step for each wheel layer, in order."""
     for number, layer in enumerate(plan.of(WheelLayer), start=1):
         stage = f"wheels-{number}" if len(layer.wheels) > _MOST_MOUNTS else ""
         yield _WheelStep(title=layer.title, wheels=layer.wheels, stage=stage)

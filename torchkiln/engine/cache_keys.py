@@ -28,7 +28,6 @@ from torchkiln.util import codec
 
 
 def key_of(layer: MadeLayer) -> str:
-    """The key of *layer* in the cache."""
     match layer:
         case WheelLayer():
             return layer_key(layer.wheels, layer.python, layer.device_code)
@@ -52,7 +51,6 @@ def layer_key(
 
 
 def _key(**inputs: Any) -> str:
-    """The hash of *inputs*, recipe and encoder."""
     whole = {**inputs, "recipe": RECIPE, "encoder": ENCODER}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
@@ -86,7 +84,6 @@ class LayerRecord:
 
 
 def record_of(layer: MadeLayer, store: Store) -> LayerRecord | None:
-    """The record of *layer* in *store*, if there is one."""
     record = store.record(_RECORDS, key_of(layer))
     if record is None:
         return None
@@ -106,7 +103,6 @@ def store_layer(layer: MadeLayer, blob: Blob, path: Path, store: Store, *, verif
 
 
 def blob_of(record: dict[str, Any]) -> Blob:
-    """The blob in a record of the store."""
     return Blob(
         digest=Digest(record["digest"]),
         diff_id=Digest(record["diff_id"]),

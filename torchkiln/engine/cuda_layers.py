@@ -30,7 +30,6 @@ _PARALLEL = 4  # archives; xz runs without the GIL
 
 
 def kept_path(archive: LockedArchive) -> str:
-    """The path in the cache of the extracted files of *archive*."""
     return f"toolkits/{archive.sha256}/{archive.filename.removesuffix('.xz')}.{RULE}"
 
 

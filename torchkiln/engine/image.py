@@ -124,7 +124,6 @@ def make_layers(
 
 
 def _described(blob: Blob) -> str:
-    """The digest of *blob*, and diff_id and size of its tar."""
     return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 

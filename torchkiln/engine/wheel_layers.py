@@ -94,7 +94,6 @@ def _check_sandbox(environment: Environment, *, foreign: bool) -> None:
 
 
 def _interpreter(python: ImagePython, locked: LockedCell, store: Store) -> tuple[str, ...]:
-    """The command that starts *python*: the base's, or the standalone one."""
     if python.version == locked.base.python:
         return tuple(interpreter(locked.base, store).argv())
     return tuple(interpreter(locked.base, store, locked.standalone).argv())
@@ -110,7 +109,6 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Bytes of its wheels."""
         return sum(wheel.size for wheel in self.layer.wheels)
 
 
@@ -184,7 +182,6 @@ class Scheduler:
             )
 
     def _run_job(self, slot: int, job: Job) -> tuple[Blob, Path]:
-        """Download the wheels of a job and make its blob."""
         out, complete = self._store.temporary("layer"), False
         self._outs.append(out)
         try:

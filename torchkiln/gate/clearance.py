@@ -122,8 +122,6 @@ def not_proved(project: ProjectProof) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The content of a clearance."""
-
     suite: Digest
     checks: tuple[SuiteCheck, ...]  # all checks of the suite
     override: str | None

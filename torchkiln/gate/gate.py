@@ -284,7 +284,6 @@ def _carried(
 
 
 def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
-    """Why *policy* cannot be satisfied."""
     known = {check.id for check in suite.checks}
     for name in policy.checks:
         if name not in known:

@@ -52,7 +52,6 @@ class GateInputs:
 
     @property
     def trusted(self) -> tuple[KeyInRole, ...]:
-        """The trusted keys."""
         return (*self.keys, *self.named)
 
     def demand_keys(self, policy_file: Path) -> None:
@@ -83,7 +82,6 @@ class GateInputs:
         )
 
     def policy_for(self, locked: LockedCell) -> Policy:
-        """The policy for the cell of *locked*."""
         policy = self.policy.of(locked.resolution)
         return replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
 

@@ -94,7 +94,6 @@ class Downloader(ABC, Generic[F]):
                     path.unlink(missing_ok=True)
 
     def _receive(self, location: FileAt, stream: _Stream) -> None:
-        """Read one response into *stream*."""
         have, file = stream.have, stream.file
         ranged = bool(have) or file.size >= _LARGE
         byte_range = f"bytes={have}-" if ranged else ""
@@ -245,7 +244,6 @@ class _Stream:
     cancelled: Callable[[], bool]
 
     def done(self) -> bool:
-        """Whether the file is complete, or the download cancelled."""
         return self.have == self.file.size or self.cancelled()
 
     def check(self) -> None:

@@ -286,7 +286,6 @@ def _is_json(response: requests.Response) -> bool:
 
 
 def _valid(record: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """*record*, if it is a cached page."""
     kinds = {"url": str, "json": bool, "etag": str, "at": float, "body": str}
     return (
         record if record and all(isinstance(record.get(key), kind) for key, kind in kinds.items()) else None

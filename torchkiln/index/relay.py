@@ -71,7 +71,6 @@ class Relay:
         self._thread.join()
 
     def url(self, index: Source) -> str:
-        """The URL of *index*, for uv."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}/{index.value}"
 
     def answer(self, path: str) -> bytes | None:

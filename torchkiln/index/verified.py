@@ -14,8 +14,6 @@ _CHUNK = 1 << 20
 
 
 class LockedFile(Protocol):
-    """A wheel or an archive."""
-
     @property
     def filename(self) -> str: ...
 

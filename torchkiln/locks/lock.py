@@ -68,7 +68,6 @@ class Versions:
 
     @property
     def kept(self) -> dict[str, str]:
-        """The version of each package that is not upgraded."""
         return kept_versions(self.previous, self.upgrade)
 
 
@@ -287,7 +286,6 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def save(images: Path, locked: LockedCell) -> Path:
-    """Write the two files of *locked*; returns their folder."""
     folder = images / tag_of(locked.resolution)
     write_atomic(folder / "requirements.txt", requirements_txt(locked))
     write_atomic(folder / "lock.json", to_json(locked))

@@ -126,8 +126,6 @@ class LockResult:
 
 
 class LockObserver(Protocol):
-    """Receives the results of a run."""
-
     def say(self, line: str) -> None:
         """A line of diagnostics."""
 

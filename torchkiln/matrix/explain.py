@@ -25,8 +25,6 @@ _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """The result of `explain` for one cell."""
-
     resolution: Resolution
     reason: str  # why it has its status
     limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
@@ -44,7 +42,6 @@ class Explanation:
 
 
 def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
-    """The explanation of how *cell* resolves."""
     resolution = resolve(cell, matrix, facts)
     other = next(choice for choice in _PREFERENCES if choice != matrix.prefer)
     otherwise = resolve(cell, replace(matrix, prefer=other), facts)

@@ -53,7 +53,6 @@ class DriverVersion:
 
     @property
     def branch(self) -> int:
-        """The branch of the version, 535."""
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
@@ -84,8 +83,6 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picked:
-    """The result of `pick`."""
-
     runs: tuple[Candidate, ...]  # best first
     fails: tuple[Candidate, ...]
     host: tuple[str, ...]  # why no cell runs on this host, such as a GPU that its driver does not support

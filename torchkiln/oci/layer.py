@@ -143,7 +143,6 @@ class LayerWriter:
             self._emit(self._member(plain))
 
     def _account(self, content: bytes) -> None:
-        """Count and hash *content* as part of the tar."""
         if not self.recorded:
             self._tar.update(content)
             self._unpacked += len(content)
@@ -155,7 +154,6 @@ class LayerWriter:
 
 
 def _packed(data: bytes) -> bytes:
-    """*data* compressed, as one gzip member."""
     from torchkiln.oci.encode import deflated  # imported here: a smoke bundle has no libdeflate
 
     return b"".join((HEADER, deflated(data), trailer(isal_zlib.crc32(data), len(data))))

@@ -225,7 +225,6 @@ def _exit_code(events: Iterator[dict[str, Any]], engine: Engine) -> int:
 
 
 def _send_stdin(stdin: int, connection: sockets.socket) -> None:
-    """Copy *stdin* to the command up to end of file."""
     with contextlib.suppress(OSError):  # the command has ended, or closed its input
         while chunk := os.read(stdin, _CHUNK):
             connection.sendall(chunk)

@@ -68,7 +68,6 @@ class UnpackedImage:
         return driver.killed_for_memory()
 
     def _program(self, command: Command) -> Program:
-        """*command*, completed with the image's config."""
         entrypoint = self.config.get("Entrypoint") or () if command.entrypoint else ()
         return Program(
             argv=(*entrypoint, *(command.argv or self.config.get("Cmd") or ())),

@@ -116,7 +116,6 @@ def _locked(locks: LockFolder, say: Callable[[str], None]) -> Iterator[tuple[Res
 
 
 def _plain(cell: Cell) -> Cell:
-    """*cell* for all GPUs."""
     return replace(cell, gpus=(), own_use=False)
 
 

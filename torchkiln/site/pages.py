@@ -295,5 +295,4 @@ def _code(archs: Sequence[str], capability: str, kept: Sequence[str]) -> str:
 
 
 def _rank(version: str, versions: Sequence[str]) -> int:
-    """The position of *version* among all, the oldest first."""
     return sorted(set(versions), key=numbers).index(version)

@@ -31,8 +31,6 @@ _DRIVER_PROBE_OF_IMAGES = ROOTFS / "opt/torchkiln/workplace/driver_probe.py"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteCheck:
-    """A check of a suite."""
-
     id: str
     tier: int
     of_image: bool = False  # it compares an image with its lock, and is not run without an image
@@ -111,7 +109,6 @@ def suite_digest(folder: Path) -> Digest:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """All files of the suite in *folder* by path, sorted by the parts of the path."""
     files = read_tree(folder)
     if DRIVER_PROBE not in files:
         files[DRIVER_PROBE] = _DRIVER_PROBE_OF_IMAGES.read_bytes()
@@ -140,7 +137,6 @@ def _code(path: str, data: bytes) -> bytes:
 
 
 def _checks(files: Mapping[str, bytes]) -> tuple[SuiteCheck, ...]:
-    """The checks that the suite's own catalogue finds."""
     with copied(files, "smoke_tests") as copy:
         return tuple(
             SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image, values=entry.values)

@@ -46,8 +46,6 @@ _RECORD = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/RECORD$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """The result of the verification."""
-
     faults: tuple[str, ...]  # how the image differs from its lock
     # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
     when: str | None

@@ -54,7 +54,6 @@ def mapping(required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
 
 
 def list_of(items: Mapping[str, Any], **limits: int) -> dict[str, Any]:
-    """The schema of a list of *items*."""
     return {"type": "array", "items": items, **limits}
 
 

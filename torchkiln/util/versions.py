@@ -34,7 +34,6 @@ def major_of(version: str) -> str:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """The highest of *versions*; there must be one."""
     return max(versions, key=numbers)
 
 

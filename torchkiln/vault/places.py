@@ -80,8 +80,6 @@ class Vault(Protocol):
 
 
 class FolderVault:
-    """An OCI layout."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = named(folder), str(folder)
 
@@ -153,8 +151,6 @@ class FolderVault:
 
 
 class RegistryVault:
-    """A repository of a registry."""
-
     def __init__(self, repository: Repository, environ: Mapping[str, str]) -> None:
         self._repository, self._environ = repository, environ
         self.name = f"{SCHEME}{repository}"

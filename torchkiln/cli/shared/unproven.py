@@ -60,7 +60,6 @@ class Pushes:
         return self._registry
 
     def close(self) -> None:
-        """End the session."""
         self._registry = None
         self._session.close()
 
@@ -110,7 +109,6 @@ def _say_what_moves(
 
 
 def pushed_json(ref: str, pushed: Pushed) -> dict[str, Any]:
-    """The object that --json prints for the image *ref*."""
     return pushed_to_json(ref, pushed, pushed.tags) | {"proven": False}
 
 

@@ -89,5 +89,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _short(text: str) -> str:
-    """A library's message on one line, truncated."""
     return " ".join(text.split())[:_MAX_TEXT]
