@@ -17,7 +17,7 @@ from tests.listeners import SilentSmokeListener
 from tests.needs import nightly
 from tests.proof.headline import TAG
 from tests.smoke_mutants.mutant import broken
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.report import Finding
 from torchkiln.oci.labels import container_config
 from torchkiln.runtimes.capture import OnLine

@@ -16,7 +16,8 @@ from tests.needs import nightly
 from tests.node_tools import devcontainer_cli
 from tests.programs import run_program
 from tests.workplace import IMAGE, TAG, Workplace
-from torchkiln.locks.lock import load_locked, lock_digest
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest

@@ -21,7 +21,8 @@ import torchkiln
 from tests.planned import FACTS, MATRIX
 from tests.smoke_suites import SUITE
 from torchkiln.locks import lock as lock_module
-from torchkiln.locks.lock import inputs_digest, load_locked, lock_digest, requirements_txt, to_json
+from torchkiln.locks.file import lock_digest, requirements_txt, to_json
+from torchkiln.locks.lock import inputs_digest, load_locked
 from torchkiln.matrix import resolve as resolve_module
 from torchkiln.matrix.facts import Facts, parse
 from torchkiln.matrix.public_record import on_record

@@ -21,20 +21,9 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
+from torchkiln.locks.file import from_json, lock_digest, requirements_txt, to_json
 from torchkiln.locks.freshness import staleness
-from torchkiln.locks.lock import (
-    EVERYTHING,
-    System,
-    Versions,
-    from_json,
-    inputs_digest,
-    load_locked,
-    lock,
-    lock_digest,
-    requirements_txt,
-    save,
-    to_json,
-)
+from torchkiln.locks.lock import EVERYTHING, System, Versions, inputs_digest, load_locked, lock, save
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest

@@ -21,17 +21,8 @@ from torchkiln.engine.prefetch import measured, missing_wheels
 from torchkiln.engine.prerequisites import BaseSources
 from torchkiln.errors import BuildFailed, Stale
 from torchkiln.gate.cell_state import CellRecord, State, state
-from torchkiln.locks.lock import (
-    PublicRecord,
-    System,
-    Versions,
-    from_json,
-    how_to_lock,
-    load_locked,
-    lock,
-    lock_digest,
-    to_json,
-)
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import PublicRecord, System, Versions, how_to_lock, load_locked, lock
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import on_record, recorded
 from torchkiln.matrix.resolve import resolve

@@ -22,7 +22,8 @@ from tests.golden.write import FOLDERS, files
 from tests.planned import PACKAGES, planned, wheel
 from torchkiln.docker.dockerfile import load_templates, pip_options, quote, render
 from torchkiln.errors import ConfigError
-from torchkiln.locks.lock import load_locked, requirements_txt
+from torchkiln.locks.file import requirements_txt
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.cell import Source
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS, OperatingSystem
 from torchkiln.model.plan import ImageConfig, ImagePlan, WheelLayer

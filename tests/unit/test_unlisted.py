@@ -30,7 +30,8 @@ from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.pages import Pages, path_of
 from torchkiln.index.settings import index_settings
-from torchkiln.locks.lock import from_json, lock_digest, same_files, to_json
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import same_files
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
 from torchkiln.model.index import IndexRequest

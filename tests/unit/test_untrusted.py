@@ -17,7 +17,8 @@ from torchkiln.base.recipe import edits, recipe, sources_of, variables
 from torchkiln.errors import BuildFailed, ConfigError, GateRefused
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
-from torchkiln.locks.lock import PublicRecord, System, Versions, from_json, load_locked, lock, save, to_json
+from torchkiln.locks.file import from_json, to_json
+from torchkiln.locks.lock import PublicRecord, System, Versions, load_locked, lock, save
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source

@@ -11,7 +11,7 @@ from torchkiln import __version__
 from torchkiln.attest.statement import PUBLICATION, Statement, payload, statement
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, GateResult, ProjectProof
-from torchkiln.locks.lock import from_json, to_json
+from torchkiln.locks.file import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport

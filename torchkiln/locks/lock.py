@@ -14,15 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
-from torchkiln.locks.file import (
-    LIMIT,
-    from_json,
-    how_to_restore,
-    lock_digest,
-    plain,
-    requirements_txt,
-    to_json,
-)
+from torchkiln.locks.file import LIMIT, from_json, how_to_restore, plain, requirements_txt, to_json
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source, TorchBuild
@@ -94,19 +86,6 @@ class PublicRecord:
 
 
 NO_RECORD = PublicRecord()
-
-
-__all__ = [
-    "Index",
-    "from_json",
-    "inputs_digest",
-    "load_locked",
-    "lock",
-    "lock_digest",
-    "requirements_txt",
-    "save",
-    "to_json",
-]
 
 RULES = 1  # increase it when the same inputs result in other wheels
 _SHOWN = 5  # names in a message

@@ -61,7 +61,7 @@ def plan(
     a refresh changes the base only: docs/adr/0052.
 
     *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is the value of
-    `lock.lock_digest`.
+    `file.lock_digest`.
 
     :raises ConfigError: *overlay* contains a generated file.
     :raises Unresolvable: the cell is unavailable.

@@ -18,7 +18,7 @@ from torchkiln.engine.known import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.gate import judge
 from torchkiln.gate.gpu_stack import earlier_images
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import misfit, tag_of

@@ -21,7 +21,7 @@ from torchkiln.compare.images import begin_reading, contents_of
 from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.engine.cache_keys import record_of
 from torchkiln.errors import KilnError
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell

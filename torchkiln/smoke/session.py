@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torchkiln.engine.image_lock import lock_of
 from torchkiln.errors import ConfigError
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchkiln.errors import printable
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
