@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torchkiln.errors import KilnError
     from torchkiln.locks.folder import LockFolder
     from torchkiln.locks.session import LockResult
-    from torchkiln.matrix.policy import Policy
     from torchkiln.model.cell import Cell, Resolution
     from torchkiln.model.layer import BuiltImage
     from torchkiln.model.lock import LockedCell
@@ -219,7 +218,7 @@ def publish(
     :raises RegistryError: the registry rejects a request, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
-    from torchkiln.attest.keys import private_key
+    from torchkiln.attest.keys import policy_keys, private_key
     from torchkiln.attest.signers import ByKey, Unsigned
     from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
@@ -236,7 +235,7 @@ def publish(
         policy=policy,
         suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
-        keys=_policy_keys(project, policy),
+        keys=policy_keys(policy, project.matrix, project.say),
         named=_named_keys(laboratory=laboratory_keys),
         given=reports,
     )
@@ -287,6 +286,7 @@ def verify(
     :raises RegistryError: the registry rejects a request, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
+    from torchkiln.attest.keys import policy_keys
     from torchkiln.attest.signers import Trust
     from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.verification import Depth, VerifySession
@@ -301,7 +301,7 @@ def verify(
         policy=policy,
         policy_matrix=folder.matrix,
         suite=load_suite(project.suite),
-        trust=Trust(keys=(*_policy_keys(project, policy), *named)),
+        trust=Trust(keys=(*policy_keys(policy, project.matrix, project.say), *named)),
         matrix=folder.matrix,
         facts=folder.facts,
         store=_store(project),
@@ -335,15 +335,6 @@ def _folder(project: Project) -> LockFolder:
 
     known = facts.load(project.matrix)
     return LockFolder(project.images, matrix.read(project.matrix, known), known)
-
-
-def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
-    from torchkiln.attest.keys import policy_keys
-
-    keys, expired = policy_keys(policy, project.matrix.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
-    for key in expired:
-        project.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
-    return keys
 
 
 def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
