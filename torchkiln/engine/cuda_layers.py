@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from torchkiln.cuda.layer import keep, write_layer
@@ -21,7 +22,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
-from torchkiln.model.progress import ArchiveSource, Observer
+from torchkiln.model.progress import ArchiveSource, Observer, Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile, private_folder
 from torchkiln.wheel.source import Cancelled
@@ -143,12 +144,8 @@ def _extracted(
         with store.writable():
             private_folder(part.parent)
         observer.begin("download", archive.filename, archive.size)
-        path = source.archive(
-            archive,
-            part,
-            on_progress=lambda count: observer.advance("download", archive.filename, count),
-            cancelled=cancelled,
-        )
+        advanced = partial(observer.advance, "download", archive.filename)
+        path = source.archive(archive, part, Transfer(advanced, cancelled))
         observer.end("download", archive.filename)
         if path is None:
             raise Cancelled

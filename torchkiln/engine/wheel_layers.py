@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +33,7 @@ from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, PlannedLayer, WheelLayer
-from torchkiln.model.progress import Work
+from torchkiln.model.progress import Transfer, Work
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
@@ -297,12 +298,8 @@ class Scheduler:
         private_folder(part.parent)
         started = time.monotonic()
         self._observer.begin("download", wheel.filename, wheel.size)
-        self._fetcher.fetch(
-            wheel,
-            part,
-            on_progress=lambda count: self._observer.advance("download", wheel.filename, count),
-            cancelled=self._cancelled.is_set,
-        )
+        advanced = partial(self._observer.advance, "download", wheel.filename)
+        self._fetcher.fetch(wheel, part, Transfer(advanced, self._cancelled.is_set))
         self._done("download", wheel.filename, started)
         return WheelInput(wheel=wheel, path=part)
 

@@ -25,6 +25,7 @@ from torchkiln.index.verified import F, LockedFile, fetch_verified
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile
 from torchkiln.util.http.failures import reason_of
@@ -61,16 +62,14 @@ class Downloader(ABC, Generic[F]):
         count = min(count, file.size)
         return self._retry(file, lambda location: self._tail(location, file, count))
 
-    def fetch(
-        self, file: F, path: Path, /, *, on_progress: Callable[[int], None], cancelled: Callable[[], bool]
-    ) -> None:
+    def fetch(self, file: F, path: Path, transfer: Transfer, /) -> None:
         """Download the file to *path*, or resume the download there; the hash is not verified.
 
         The file only grows, so that another process can read it meanwhile: if the server ignores the range,
         the bytes that are there already are skipped.
 
-        :param on_progress: called with the number of new bytes; first with those that were there already.
-        :param cancelled: once it returns True, `fetch` returns early and keeps the partial file.
+        :param transfer: it first gets the number of bytes that were there already; if it is cancelled, the
+            partial file is kept.
         :raises BuildFailed: the download failed, or the file cannot be written.
         :raises BadWheel: the size differs from the lock.
         """
@@ -83,8 +82,8 @@ class Downloader(ABC, Generic[F]):
             if have > file.size:
                 have = out.truncate(0)
             if have:
-                on_progress(have)
-            stream = _Stream(file, path, out, have, on_progress, cancelled)
+                transfer.advanced(have)
+            stream = _Stream(file, path, out, have, transfer)
             try:
                 if not stream.done():
                     self._retry(file, lambda location: self._receive(location, stream), stream)
@@ -199,9 +198,7 @@ class Downloads(Downloader[LockedWheel]):
         """
         return self.pages.measure(self._locate(wheel, fresh=False)).size or 0
 
-    def fetch_wheel(
-        self, wheel: LockedWheel, store: Store, *, on_progress: Callable[[int], None] = lambda _: None
-    ) -> Path:
+    def fetch_wheel(self, wheel: LockedWheel, store: Store) -> Path:
         """The wheel in *store*, downloaded and verified if it is not there.
 
         :raises BadWheel: size or SHA-256 differ from the lock; the download is deleted.
@@ -212,7 +209,7 @@ class Downloads(Downloader[LockedWheel]):
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
             part = store.part(wheel)
-            fetch_verified(self.fetch, wheel, part, on_progress=on_progress)
+            fetch_verified(self.fetch, wheel, part, Transfer())
             return store.adopt(part, path)
 
     def _locate(self, file: LockedWheel, *, fresh: bool) -> FileAt:
@@ -240,11 +237,10 @@ class _Stream:
     path: Path
     out: FileIO
     have: int
-    on_progress: Callable[[int], None]
-    cancelled: Callable[[], bool]
+    transfer: Transfer
 
     def done(self) -> bool:
-        return self.have == self.file.size or self.cancelled()
+        return self.have == self.file.size or self.transfer.cancelled()
 
     def check(self) -> None:
         """Check that the file holds all bytes written; otherwise a process that reads it would wait forever.
@@ -276,7 +272,7 @@ class _Stream:
                 raise _unwritable(self.path, error) from error
             rest = rest[written:]
             self.have += written
-            self.on_progress(written)
+            self.transfer.advanced(written)
 
 
 @contextlib.contextmanager
@@ -361,4 +357,4 @@ def download(
         )
     began(size)
     source: DirectDownloads[_Sized] = DirectDownloads(pages.session, lambda _: address)
-    source.fetch(file, path, on_progress=on_progress, cancelled=lambda: False)
+    source.fetch(file, path, Transfer(on_progress))

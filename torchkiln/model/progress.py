@@ -25,6 +25,14 @@ class Observer(Protocol):
     def end(self, work: Work, name: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The caller of a download: *advanced* gets each number of new bytes, *cancelled* ends it."""
+
+    advanced: Callable[[int], None] = lambda _: None
+    cancelled: Callable[[], bool] = lambda: False
+
+
 class Fetcher(Protocol):
     """Downloads wheels."""
 
@@ -34,14 +42,7 @@ class Fetcher(Protocol):
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """The last *count* bytes of the file; None: the server does not support range requests."""
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
         """Download the file to *path*, or resume the download there; the caller verifies the file."""
 
 
@@ -60,14 +61,7 @@ class ArchiveSource(Protocol):
         :raises BuildFailed: the location cannot be reached, or no longer has the file.
         """
 
-    def archive(
-        self,
-        archive: LockedArchive,
-        part: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> Path | None:
+    def archive(self, archive: LockedArchive, part: Path, transfer: Transfer) -> Path | None:
         """The path of the verified file: *part*, or a path in the user's folder; None: cancelled."""
 
 
