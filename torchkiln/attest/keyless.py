@@ -125,10 +125,7 @@ def _policy(signer: SignerIdentity) -> AllOf:
 
 
 def _token() -> IdentityToken:
-    """A new token of this job.
-
-    :raises ConfigError: this is not a CI job with an identity.
-    """
+    """A new token of this job."""
     from sigstore.oidc import IdentityToken, detect_credential
 
     if raw := _in_time(detect_credential, "the token server of this job"):
@@ -148,10 +145,7 @@ def _identity(token: IdentityToken) -> str:
 
 
 def _trust() -> ClientTrustConfig:
-    """The configuration of the public Sigstore, or that in the file that $TORCHKILN_SIGSTORE_TRUST names.
-
-    :raises ConfigError: the file is invalid.
-    """
+    """The configuration of the public Sigstore, or that in the file that $TORCHKILN_SIGSTORE_TRUST names."""
     from sigstore.errors import Error as SigstoreError
     from sigstore.models import ClientTrustConfig
 

@@ -268,10 +268,7 @@ def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile],
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each member of the ar archive *data*.
-
-    :raises ValueError: it is malformed.
-    """
+    """Name and content of each member of the ar archive *data*."""
     if not data.startswith(_MAGIC):
         raise ValueError("not an ar archive")
     at = len(_MAGIC)
@@ -287,10 +284,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _tar_of(members: Mapping[str, bytes], name: str) -> BinaryIO:
-    """The tar *name*, "data.tar", uncompressed.
-
-    :raises ValueError: there is no such member, or its compression is unknown.
-    """
+    """The tar *name*, "data.tar", uncompressed."""
     for suffix, opened in _OPEN.items():
         if (data := members.get(name + suffix)) is not None:
             limit = most_unpacked(len(data))

@@ -269,20 +269,14 @@ def _links_at_top(base: LockedBase, store: Store) -> dict[str, str]:
 
 
 def _tree_in(artefact: Made, store: Store, spool: Spool) -> Tree:
-    """The tree of the blob of *artefact*.
-
-    :raises BuildFailed: the blob is damaged.
-    """
+    """The tree of the blob of *artefact*."""
     with _opened(artefact, store) as stream:
         return tree_of(stream, spool)
 
 
 @contextmanager
 def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
-    """The tar of the blob of *artefact*.
-
-    :raises BuildFailed: the blob is damaged.
-    """
+    """The tar of the blob of *artefact*."""
     blob = store.blob(artefact.digest)
     with damage(f"{blob} is damaged", "run: torchkiln cache verify --repair"), GZIP.open(blob) as stream:
         yield stream

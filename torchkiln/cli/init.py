@@ -256,10 +256,7 @@ repository: pytorch-cuda
 
 
 def _matching(option: Literal["torch", "cuda"], wanted: str | None, known: Sequence[str]) -> list[str]:
-    """The *known* versions that are *wanted* or begin with it, newest first.
-
-    :raises ConfigError: there is none.
-    """
+    """The *known* versions that are *wanted* or begin with it, newest first."""
     ordered = sorted(known, key=numbers, reverse=True)
     start = f"{plain(option, wanted).partition('+')[0]}." if wanted is not None else ""
     found = [each for each in ordered if f"{each}.".startswith(start)]

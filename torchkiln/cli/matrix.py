@@ -114,10 +114,7 @@ def _yaml(data: Any) -> str:
 
 
 def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], key: str, item: str) -> None:
-    """Write *item* into the list *key* of the matrix, and *new* into facts.yaml beside it.
-
-    :raises ConfigError: a fact has no value yet, or no place for the line is found.
-    """
+    """Write *item* into the list *key* of the matrix, and *new* into facts.yaml beside it."""
     beside, name = matrix_file.parent / EXTENSION, str(matrix_file)
     if TODO in _yaml(new):
         raise ConfigError(

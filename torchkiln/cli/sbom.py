@@ -69,11 +69,7 @@ def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
-    """Print the image's digest if *document* lists exactly what is in the image.
-
-    :raises VerificationFailed: *document* is invalid or differs; the message lists every difference.
-    :raises ConfigError: *document* cannot be read.
-    """
+    """Print the image's digest if *document* lists exactly what is in the image."""
     data = read_given(document, LIMIT, hint="name a file that torchkiln sbom printed")
     with progress(quiet=False) as observer:
         items = items_of(read_evidence(image, store, observer=observer))

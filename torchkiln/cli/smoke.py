@@ -178,10 +178,7 @@ smoke.add_command(read)
 def _make_bundle(
     named: NamedImage, images: Path, matrix_file: Path, request: SmokeRequest, bundling: _Bundling
 ) -> None:
-    """Write the bundle that runs *request* in the image *named*; print its path.
-
-    :raises KilnError: as the smoke session's `run`; the bundle exists, or cannot be written.
-    """
+    """Write the bundle that runs *request* in the image *named*; print its path."""
     place, part_bytes = bundling.bundle, bundling.part_bytes()
     assert place is not None
     if RUNTIMES[request.runtime].in_engine:

@@ -280,10 +280,7 @@ def _document(title: str, data: bytes) -> KeptFile:
 
 
 def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:
-    """The descriptors in the manifest of a lock.
-
-    :raises VerificationFailed: it is not a valid manifest.
-    """
+    """The descriptors in the manifest of a lock."""
     try:
         document = json_of(manifest)
     except ValueError as error:

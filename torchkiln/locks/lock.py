@@ -272,10 +272,7 @@ def save(images: Path, locked: LockedCell) -> Path:
 
 
 def _check_record(torch: LockedWheel, recorded: str) -> None:
-    """Check the hash of *torch* on an index against the public record.
-
-    :raises BuildFailed: the two hashes differ.
-    """
+    """Check the hash of *torch* on an index against the public record."""
     if torch.sha256 != recorded:
         raise BuildFailed(
             f"{torch.filename}: checksum mismatch: sha256 {torch.sha256} on this index, {recorded} on public"
@@ -286,10 +283,7 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
 
 
 def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
-    """The wheel of torch among *wheels*.
-
-    :raises Unresolvable: that wheel is not the build of the resolution.
-    """
+    """The wheel of torch among *wheels*."""
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     expected = Version(build.version if build.source is Source.PYTORCH else release)
     if torch is None or Version(torch.version) != expected or torch.index is not build.source:

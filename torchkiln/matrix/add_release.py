@@ -127,10 +127,7 @@ def _archs(library: bytes) -> tuple[str, ...]:
 
 
 def _specifier(text: str, version: str) -> str:
-    """*text*, checked because it is written to a YAML file.
-
-    :raises ConfigError: it is not a valid specifier.
-    """
+    """*text*, checked because it is written to a YAML file."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:

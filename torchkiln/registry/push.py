@@ -125,10 +125,7 @@ def push(
 
 
 def _manifest(image: ImageOnDisk) -> bytes:
-    """The manifest, read once.
-
-    :raises VerificationFailed: it cannot be read, or does not match its digest.
-    """
+    """The manifest, read once."""
     try:
         data = read_file(image.manifest_path, LIMIT, follow=False)
     except OSError as error:

@@ -145,10 +145,7 @@ def _checks(files: Mapping[str, bytes]) -> tuple[SuiteCheck, ...]:
 
 
 def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
-    """The suite's module *name*, from its source.
-
-    :raises OSError: the suite has none.
-    """
+    """The suite's module *name*, from its source."""
     if (source := files.get(f"{name}.py")) is None:
         raise OSError(f"{name}.py not found")
     module = ModuleType(f"_torchkiln_suite_{name}")
