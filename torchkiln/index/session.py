@@ -105,7 +105,6 @@ def get(
     url: str,
     most: int,
     *,
-    sleep: Callable[[float], None] = time.sleep,
     on_large: Callable[[], object] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
@@ -124,7 +123,7 @@ def get(
             except (HTTPError, http.client.HTTPException, OSError) as error:
                 raise Transient(reason_of(error)) from error
 
-    return _retry(session, url, attempt, sleep)
+    return _retry(session, url, attempt)
 
 
 def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], object]) -> bytes:
@@ -144,19 +143,12 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
     return bytes(body)
 
 
-def request(
-    session: IndexSession,
-    method: str,
-    url: str,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    **kwargs: Any,
-) -> requests.Response:
+def request(session: IndexSession, method: str, url: str, **kwargs: Any) -> requests.Response:
     """`send` with retries.
 
     :raises BuildFailed: all attempts failed.
     """
-    return _retry(session, url, lambda: send(session, method, url, **kwargs), sleep)
+    return _retry(session, url, lambda: send(session, method, url, **kwargs))
 
 
 def byte_count(text: str) -> int | None:
@@ -164,7 +156,7 @@ def byte_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def _retry(session: IndexSession, url: str, step: Callable[[], T]) -> T:
     seconds = session.deadlines.left(TOTAL)
     end = time.monotonic() + seconds
 
@@ -176,7 +168,7 @@ def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callab
             raise Transient(reason_of(error)) from error
 
     try:
-        return retry(limited, sleep=sleep, max_seconds=seconds)
+        return retry(limited, sleep=time.sleep, max_seconds=seconds)
     except GivenUp as error:
         if error.attempts == ATTEMPTS:
             raise unavailable(url, error) from error

@@ -307,9 +307,7 @@ def fetch_documents(reading: RepositoryReader, found: Document, layout: Path, re
     return write_documents(layout, ref, found.data, data).image(ref)
 
 
-def fetch_layers(
-    reading: RepositoryReader, image: ImageOnDisk, observer: Observer, *, jobs: int = _JOBS
-) -> None:
+def fetch_layers(reading: RepositoryReader, image: ImageOnDisk, observer: Observer) -> None:
     """Download the layers of *image* that its layout lacks.
 
     :raises VerificationFailed: a layer does not match its digest.
@@ -317,7 +315,7 @@ def fetch_layers(
     :raises BuildFailed: no space left.
     """
     missing = {layer.digest: layer for layer in image.layers if not layer.path.exists()}
-    with ThreadPoolExecutor(jobs, "pull") as pool:
+    with ThreadPoolExecutor(_JOBS, "pull") as pool:
         futures = [
             pool.submit(_layer, reading, layer.digest, layer.size, layer.path, observer)
             for layer in sorted(missing.values(), key=lambda layer: -layer.size)

@@ -37,7 +37,7 @@ def matches(
 
 
 def matches_lock(
-    document: bytes, image: Digest, locked: LockedCell, files: BaseFiles | None = None, *, where: str = "SBOM"
+    document: bytes, image: Digest, locked: LockedCell, files: BaseFiles | None = None
 ) -> tuple[str, ...]:
     """The differences between *document* and the lock of *image*; no layer is read.
 
@@ -46,7 +46,7 @@ def matches_lock(
     :param files: the recorded .deb files of the base; without them, hashes of OS packages are not compared.
     :raises VerificationFailed: *document* is invalid.
     """
-    contents = listed(document, where=where)
+    contents = listed(document)
     items = tuple(
         replace(item, architecture="") for item in contents.items if item.system != "python" or item.sha256
     )
