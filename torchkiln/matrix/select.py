@@ -105,7 +105,6 @@ def with_thin(cells: Iterable[Cell], matrix: Matrix) -> tuple[Cell, ...]:
 
 
 def all_cells(matrix: Matrix) -> tuple[Cell, ...]:
-    """Every cell of *matrix*."""
     return select(Selection(every=True), matrix)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """One platform."""
-
     os: str  # OCI's: "linux"
     architecture: str  # OCI's and Debian's: "amd64"
     machine: str  # of uname, markers and wheel tags: "x86_64"

@@ -34,8 +34,6 @@ class Transfer:
 
 
 class Fetcher(Protocol):
-    """Downloads wheels."""
-
     def size(self, wheel: LockedWheel) -> int:
         """The size of the file in bytes, according to its server, for a wheel whose lock has no size."""
 
@@ -47,8 +45,6 @@ class Fetcher(Protocol):
 
 
 class ArchiveSource(Protocol):
-    """Downloads the archives of NVIDIA's toolkit."""
-
     def require(self, archives: Collection[LockedArchive]) -> None:
         """Check that the location of *archives* is set.
 

@@ -32,8 +32,6 @@ _COPY = 1 << 20  # bytes that are copied at once
 
 
 class Sink(Protocol):
-    """A file that is open for writing."""
-
     def write(self, data: bytes, /) -> object: ...
 
 

@@ -112,7 +112,6 @@ class Extractor:
         os.utime(descriptor, (entry.mtime, entry.mtime))
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._close_parent()
         os.close(self._root)
 

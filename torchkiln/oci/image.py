@@ -65,7 +65,6 @@ def describe(
 
 
 def descriptor(media_type: str, digest: Digest, size: int) -> dict[str, Any]:
-    """An OCI descriptor."""
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
@@ -75,7 +74,6 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest_of(data: bytes) -> Digest:
-    """The digest of *data*."""
     return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 

@@ -40,8 +40,6 @@ VERSION = {"imageLayoutVersion": "1.0.0"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOnDisk:
-    """One layer of an image in a layout."""
-
     digest: Digest
     diff_id: Digest
     size: int

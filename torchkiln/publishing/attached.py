@@ -168,8 +168,6 @@ def reports_in(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The result of one verification step."""
-
     what: str
     good: bool
     text: str

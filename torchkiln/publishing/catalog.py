@@ -61,7 +61,6 @@ class CatalogEntry:
 
     @property
     def good(self) -> bool:
-        """Whether it may be used."""
         return self.cleared and not self.retracted and not self.faults
 
     @property
@@ -133,8 +132,6 @@ class MovedTag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retraction:
-    """The result of `retract`."""
-
     digest: Digest
     statement: Digest | None  # digest of its manifest; None: a trusted key retracted the image before
     moved: tuple[MovedTag, ...]

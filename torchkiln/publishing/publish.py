@@ -33,8 +33,6 @@ SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # the statement contains only
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedImage:
-    """An image that the gate cleared, with its tags and statements."""
-
     cleared: ClearedImage
     image: ImageOnDisk
     statements: tuple[Statement, ...]  # without the gate's decision and its reports
@@ -43,8 +41,6 @@ class PreparedImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedImage:
-    """An image in a registry, with its tags and statements."""
-
     pushed: Pushed
     names: ImageTags
     attached: tuple[tuple[str, Digest], ...]  # (predicate type, manifest's digest), also of earlier runs

@@ -99,9 +99,7 @@ class Candidate:
 class PublishedKind(Protocol):
     """A kind of images that are built on those of cells, such as projects."""
 
-    def is_mine(self, image: ImageOnDisk) -> bool:
-        """Whether *image* is of this kind."""
-        ...
+    def is_mine(self, image: ImageOnDisk) -> bool: ...
 
     def candidate(self, image: ImageOnDisk, session: PublishSession, target: PublishTarget) -> Candidate:
         """The names, the gate's result and the bill of *image*.

@@ -52,8 +52,6 @@ class Depth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """The result of verifying a published image."""
-
     reference: ImageReference
     digest: Digest
     trusted: bool  # signatures were verified
@@ -93,8 +91,6 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySession:
-    """Verifies images, with the settings of a command."""
-
     policy: Policy
     policy_matrix: Matrix  # the matrix.yaml that has the policy; its aliases are checked
     suite: Suite

@@ -59,8 +59,6 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyCriteria:
-    """The criteria by which an image is verified."""
-
     policy: Policy
     suite: Suite
     matrix: Matrix  # defines the aliases
@@ -76,9 +74,7 @@ class VerifyCriteria:
 class VerifiedKind(Protocol):
     """A kind of images that are built on those of cells, such as projects."""
 
-    def is_mine(self, image: ImageOnDisk) -> bool:
-        """Whether *image* is of this kind."""
-        ...
+    def is_mine(self, image: ImageOnDisk) -> bool: ...
 
     def points(
         self,

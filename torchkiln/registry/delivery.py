@@ -84,7 +84,6 @@ class Blob:
 
 
 def document(data: bytes) -> Blob:
-    """The blob of a small document."""
     return Blob(digest=digest_of(data), size=len(data), source=data)
 
 

@@ -64,8 +64,6 @@ class Document:
 
 
 class RepositoryReader:
-    """Reads one repository."""
-
     def __init__(self, registry: Registry, repository: Repository) -> None:
         self.registry, self.repository = registry, repository
         self._base = f"/v2/{repository.name}"

@@ -52,8 +52,6 @@ def tag_for(digest: Digest) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferrerList:
-    """The referrers of an image."""
-
     selected: tuple[Referrer, ...]
     others: int  # number of referrers of other kinds, and of invalid entries
 
@@ -157,8 +155,6 @@ def _add_to_list(reading: RepositoryReader, subject: Digest, added: Sequence[Map
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """The descriptor of a referrer's document."""
-
     digest: Digest
     size: int
     media_type: str

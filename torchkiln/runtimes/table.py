@@ -35,7 +35,6 @@ class EngineRuntime:
     in_engine: bool = True
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:
-        """See Runtime."""
         faults = []
         try:
             parse_gpus(settings.gpus)
@@ -55,7 +54,6 @@ class EngineRuntime:
     def ready(
         self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
     ) -> ImageInEngine:
-        """See Runtime."""
         parse_gpus(settings.gpus)
         engine = find_engine(builds=False)
         gpus, cdi = gpus_on(engine, settings.gpus, listener)

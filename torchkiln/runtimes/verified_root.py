@@ -45,7 +45,6 @@ _WRITABLE = 0o022  # the mode's bits that let other users than the owner write
 
 
 def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
-    """The layers of *image* for `unpack`."""
     return [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
 
 

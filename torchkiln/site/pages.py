@@ -70,7 +70,6 @@ class Language:
         return self.code == "en"
 
     def said(self, value: Value) -> str:
-        """*value* as a sentence in this language."""
         return said(value, self.texts)
 
     def notice(self, value: Value) -> Shown:

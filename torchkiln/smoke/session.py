@@ -44,8 +44,6 @@ _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeRequest:
-    """The checks to run, and where."""
-
     checks: Checks
     runtime: str = "rootfs"  # a key of RUNTIMES
     gpus: str | None = None
@@ -54,8 +52,6 @@ class SmokeRequest:
 
 
 class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
-    """Receives progress messages of a session."""
-
     def starts(self, request: SmokeRequest) -> None:
         """The checks start to run."""
 
