@@ -34,8 +34,7 @@ from bench.warm import unchanged, warm
 from tests.servers.index_server import IndexServer
 from torchkiln.errors import KilnError
 from torchkiln.index.settings import redact_text
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.places import ROOT
 

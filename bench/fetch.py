@@ -17,6 +17,7 @@ from torchkiln.engine import wheel_layers
 from torchkiln.index.download import Downloads, open_downloads
 from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Transfer
 from torchkiln.store.store import Store
 
 
@@ -46,13 +47,7 @@ def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int
     """Download with torchkiln's downloader, the largest first."""
     with ThreadPoolExecutor(connections) as pool:
         fetched = [
-            pool.submit(
-                downloads.fetch,
-                wheel,
-                folder / wheel.filename,
-                on_progress=lambda _: None,
-                cancelled=lambda: False,
-            )
+            pool.submit(downloads.fetch, wheel, folder / wheel.filename, Transfer())
             for wheel in sorted(locked.wheels, key=lambda wheel: -wheel.size)
         ]
         for future in fetched:

@@ -20,7 +20,7 @@ from bench.results import Sample
 from bench.subject import KILN, Subject
 from tests.engine.fixture import reach
 from tests.engine.registry import RunningRegistry, docker_registry
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project

@@ -29,8 +29,7 @@ from pathlib import Path
 
 from tests.servers.debian_archive import SUITES, DebianArchive, archive
 from tests.servers.ubuntu_archive import packed, run, write_suite
-from torchkiln.base.archive import read_files
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path, read_files
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.gate.gpu_stack import gpu_stack
 from torchkiln.locks.lock import load_locked

@@ -19,8 +19,7 @@ from typing import Any
 from bench.markdown import filled, table
 from bench.plot import Bar, bars
 from torchkiln.locks.lock import load_locked
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 

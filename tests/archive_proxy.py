@@ -17,8 +17,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from tests.servers.answering import Answer, Answering
 from tests.servers.certificate import with_authority
-from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import values, variables
+from torchkiln.base.recipe import recipe, values, variables
 
 
 @dataclass(frozen=True, kw_only=True)

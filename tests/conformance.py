@@ -20,8 +20,7 @@ from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engine import worker
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import Blob
+from torchkiln.model.layer import Blob, BuiltImage
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.encode import encode_bytes

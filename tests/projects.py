@@ -19,7 +19,7 @@ from tests.wheels import make_wheel
 from torchkiln.engine import wheel_layers
 from torchkiln.engine.build import BuildOptions
 from torchkiln.engine.environment import Environment
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell

@@ -32,8 +32,7 @@ from torchkiln.engine.environment import Environment
 from torchkiln.locks.lock import save
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import LayerFormat
+from torchkiln.model.layer import BuiltImage, LayerFormat
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
 from torchkiln.model.report import Finding, SmokeReport

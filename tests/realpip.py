@@ -23,8 +23,7 @@ from tests.layers import Item, layer_of, pretended_code, sha256, tree_of_folder,
 from torchkiln.index.download import open_downloads
 from torchkiln.locks.lock import load_locked
 from torchkiln.model.lock import LockedWheel
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.install import parse_name
 

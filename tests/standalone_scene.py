@@ -28,7 +28,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
 from torchkiln.model.cell import PythonArchive
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone
 from torchkiln.model.progress import Silent
 from torchkiln.oci.tar import parents

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.layers import sha256
 from tests.stored import locked_file
 from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Fetcher
+from torchkiln.model.progress import Fetcher, Transfer
 from torchkiln.wheel.install import parse_name
 from torchkiln.wheel.source import Cancelled
 
@@ -52,27 +52,20 @@ class FakeIndex:
         """See `Fetcher`."""
         return self.files[wheel.filename][-count:] if self.ranges else None
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
         """See `Fetcher`."""
         with self._lock:
             self.fetched.append(wheel.filename)
         data = self.files[wheel.filename]
         with path.open("ab", buffering=0) as out:
             for start in range(out.tell(), len(data), self.piece):
-                if cancelled():
+                if transfer.cancelled():
                     return
                 if wheel.filename in self.broken and start >= len(data) // 2:
                     raise BuildFailed(self.broken[wheel.filename])
                 count = out.write(data[start : start + self.piece])
                 self.sent[wheel.filename] = self.sent.get(wheel.filename, 0) + count
-                on_progress(count)
+                transfer.advanced(count)
                 if self.pause:
                     time.sleep(self.pause)
 
@@ -103,5 +96,5 @@ class IndexWithout:
 
 def taken(fetcher: Fetcher, wheel: LockedWheel, path: Path) -> str:
     """Fetch *wheel* to *path*; returns the SHA-256 of what is there."""
-    fetcher.fetch(wheel, path, on_progress=lambda _: None, cancelled=lambda: False)
+    fetcher.fetch(wheel, path, Transfer())
     return sha256(path)

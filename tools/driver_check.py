@@ -105,8 +105,7 @@ def in_engine(image: str) -> int:
     """Run `inside` in containers of *image*, in the Docker engine of DOCKER_HOST."""
     from torchkiln.docker.daemon import find_engine
     from torchkiln.runtimes.command import Bind
-    from torchkiln.runtimes.docker import captured
-    from torchkiln.runtimes.docker_args import Container
+    from torchkiln.runtimes.docker import Container, captured
     from torchkiln.runtimes.runtime import SilentRuntimeListener
     from torchkiln.runtimes.table import gpus_on
 

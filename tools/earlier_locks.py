@@ -11,8 +11,9 @@ import subprocess
 from tools.kept import IMAGES, PROOFS, on_gpus, proofs
 from torchkiln.errors import KilnError
 from torchkiln.gate.gpu_stack import built_from
-from torchkiln.gate.kept_reports import locks_in
-from torchkiln.locks.lock import from_json, load_locked, lock_digest
+from torchkiln.gate.inputs import locks_in
+from torchkiln.locks.file import from_json, lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 

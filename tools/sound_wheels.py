@@ -39,8 +39,7 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.projects.fixed import fixed_wheels
 from torchkiln.projects.symbols.libraries import RECORDS, check_wheels, has_platform, library_names
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 

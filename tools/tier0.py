@@ -23,7 +23,7 @@ from bench.rows_json import rows_json  # noqa: E402
 from tools.kept import IMAGES, PROOFS, present, proofs  # noqa: E402
 from torchkiln.errors import KilnError  # noqa: E402
 from torchkiln.locks.lock import load_locked  # noqa: E402
-from torchkiln.matrix.kept_gpus import suffix_of  # noqa: E402
+from torchkiln.matrix.pick import suffix_of  # noqa: E402
 from torchkiln.model.digest import Digest  # noqa: E402
 from torchkiln.oci.layout import open_layout  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402

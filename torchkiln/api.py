@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from torchkiln.errors import KilnError
     from torchkiln.locks.folder import LockFolder
     from torchkiln.locks.session import LockResult
-    from torchkiln.matrix.policy import Policy
     from torchkiln.model.cell import Cell, Resolution
-    from torchkiln.model.image import BuiltImage
+    from torchkiln.model.layer import BuiltImage
     from torchkiln.model.lock import LockedCell
     from torchkiln.model.progress import Reporting
     from torchkiln.publishing.publish import PublishedImage
@@ -219,7 +218,7 @@ def publish(
     :raises RegistryError: the registry rejects a request, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
-    from torchkiln.attest.keys import private_key
+    from torchkiln.attest.keys import policy_keys, private_key
     from torchkiln.attest.signers import ByKey, Unsigned
     from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
@@ -236,7 +235,7 @@ def publish(
         policy=policy,
         suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
-        keys=_policy_keys(project, policy),
+        keys=policy_keys(policy, project.matrix, project.say),
         named=_named_keys(laboratory=laboratory_keys),
         given=reports,
     )
@@ -287,11 +286,12 @@ def verify(
     :raises RegistryError: the registry rejects a request, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
+    from torchkiln.attest.keys import policy_keys
     from torchkiln.attest.signers import Trust
     from torchkiln.projects.kind import KINDS
     from torchkiln.publishing.verification import Depth, VerifySession
-    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.reference import parse_reference
+    from torchkiln.registry.session import open_registry
     from torchkiln.smoke.suite import load_suite
 
     target, depth, folder = parse_reference(reference), Depth(full=full, rebuild=rebuild), _folder(project)
@@ -301,7 +301,7 @@ def verify(
         policy=policy,
         policy_matrix=folder.matrix,
         suite=load_suite(project.suite),
-        trust=Trust(keys=(*_policy_keys(project, policy), *named)),
+        trust=Trust(keys=(*policy_keys(policy, project.matrix, project.say), *named)),
         matrix=folder.matrix,
         facts=folder.facts,
         store=_store(project),
@@ -337,16 +337,6 @@ def _folder(project: Project) -> LockFolder:
     return LockFolder(project.images, matrix.read(project.matrix, known), known)
 
 
-def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
-    """The keys that the policy names, without the expired ones."""
-    from torchkiln.attest.keys import policy_keys
-
-    keys, expired = policy_keys(policy, project.matrix.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
-    for key in expired:
-        project.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
-    return keys
-
-
 def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
     from torchkiln.attest.keys import NamedKey, public_keys
     from torchkiln.model.report import ROLES
@@ -357,7 +347,7 @@ def _named_keys(**files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:
     """:raises ConfigError: the matrix does not have the cell, or has several that match."""
-    from torchkiln.matrix.kept_gpus import kept_gpus
+    from torchkiln.matrix.pick import kept_gpus
     from torchkiln.matrix.select import Selection, select
 
     if name.own_use and not name.gpus:
@@ -381,7 +371,6 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
 
 
 def _store(project: Project) -> Store:
-    from torchkiln.store.root import cache_root
-    from torchkiln.store.store import Store
+    from torchkiln.store.store import Store, cache_root
 
     return Store(project.cache or cache_root())

@@ -21,7 +21,6 @@ def printable(text: str) -> str:
 
 
 def _truncated(text: str) -> str:
-    """*text* with at most `_LINES` lines of at most `_LINE_LENGTH` characters."""
     lines = text.split("\n")
     more = [f"and {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
     # The reason is usually at the end of a line.
@@ -50,7 +49,6 @@ class ConfigError(KilnError):
 
     @classmethod
     def of(cls, faults: Iterable[str], *, hint: str = "") -> ConfigError:
-        """One error with a line for each of *faults*."""
         return cls("\n".join(faults), hint=hint)
 
 

@@ -33,8 +33,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"

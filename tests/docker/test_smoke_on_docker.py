@@ -13,8 +13,7 @@ from tests.docker.scene import NAME, TAG, Scene
 from torchkiln.docker.daemon import Engine, find_engine
 from torchkiln.errors import KilnError
 from torchkiln.runtimes.command import Bind, Exited
-from torchkiln.runtimes.docker import captured
-from torchkiln.runtimes.docker_args import Container
+from torchkiln.runtimes.docker import Container, captured
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 

@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.oci.layer
     import torchkiln.oci.unpack
     import torchkiln.projects.read
-    import torchkiln.sbom.listed
+    import torchkiln.sbom.matches
     import torchkiln.smoke.report
     import torchkiln.wheel.cut
     import torchkiln.wheel.splice  # noqa: F401

@@ -28,16 +28,14 @@ from torchkiln.base.confined import ConfinedPython
 from torchkiln.base.effects import to_bytes
 from torchkiln.base.interpreter import interpreter
 from torchkiln.base.mmdebstrap import build
-from torchkiln.base.recipe import EPOCH, recipe
+from torchkiln.base.recipe import EPOCH, recipe, variables
 from torchkiln.base.remake import commit_effects, read_effects
-from torchkiln.base.sources import variables
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.runtimes import sandbox
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof  # minutes, because real packages are installed
@@ -160,7 +158,7 @@ from pathlib import Path
 sys.path[:0] = json.loads(sys.argv[1])
 from torchkiln.base.archive import read_files
 from torchkiln.base.artefact import read_lock
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.remake import read_effects, remake
 from torchkiln.store.store import Store
 images, debs, store = (Path(path) for path in sys.argv[2:])

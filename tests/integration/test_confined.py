@@ -27,7 +27,7 @@ from torchkiln.engine import wheel_layers
 from torchkiln.engine.environment import Environment
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.progress import Silent
-from torchkiln.runtimes import sandbox, seccomp
+from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 from torchkiln.wheel import bytecode
@@ -112,7 +112,7 @@ def test_a_hostile_python_cannot_connect(tmp_path: Path, listener: socket.socket
 def test_other_system_calls_are_refused(tmp_path: Path) -> None:
     """System calls of x86-64 that are not on the list fail: fork, kill, ptrace, mount, unshare, bpf ..."""
     probes = (335, 336)  # uretprobe and uprobe: the kernel kills the caller before it runs any filter
-    allowed = ",".join(map(str, (*seccomp.ALLOWED.values(), *probes)))
+    allowed = ",".join(map(str, (*sandbox.ALLOWED.values(), *probes)))
     body = f"""
         static const int allowed[] = {{{allowed}}};
         for (long number = 0; number < 600; number++) {{
@@ -126,7 +126,7 @@ def test_other_system_calls_are_refused(tmp_path: Path) -> None:
         report("none", 0);"""
     assert "none=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
     names = "fork vfork clone clone3 kill tgkill ptrace mount unshare setns socket connect bpf keyctl chroot"
-    assert not set(names.split()) & set(seccomp.ALLOWED)
+    assert not set(names.split()) & set(sandbox.ALLOWED)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,12 @@ from tests.servers.index_server import IndexServer
 from tests.servers.registry_server import RegistryServer
 from tests.stored import committed_base
 from torchkiln.base import artefact
-from torchkiln.engine.predicted_digest import predicted_digest
+from torchkiln.engine.known import predicted_digest
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.matrix import read
 from torchkiln.plan.load import plan_locked
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import IMAGES, MATRIX, ROOT
 
 __all__ = ["installed"]
@@ -47,7 +46,7 @@ TAG = "2.7.1-cuda12.6-cudnn9-runtime"
 DIGESTS = """
 import json
 from pathlib import Path
-from torchkiln.engine.predicted_digest import predicted_digest
+from torchkiln.engine.known import predicted_digest
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.plan.load import plan_locked

@@ -15,10 +15,9 @@ from packaging.requirements import Requirement
 from tests.needs import nightly
 from tests.programs import run_program
 from tests.servers.index_server import IndexServer
-from torchkiln.index.offered import open_offered
-from torchkiln.index.package_index import open_index
-from torchkiln.locks.lock import load_locked, lock, lock_digest, requirements_txt, to_json
-from torchkiln.locks.request import System, Versions
+from torchkiln.index.package_index import open_index, open_offered
+from torchkiln.locks.file import lock_digest, requirements_txt, to_json
+from torchkiln.locks.lock import System, Versions, load_locked, lock
 from torchkiln.matrix.add_release import look_up
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell

@@ -20,10 +20,10 @@ from tests.planned import FACTS, MATRIX
 from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
 from tests.stored import put
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.effects import to_bytes
+from torchkiln.base.recipe import SNAPSHOT
 from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn, read_effects
-from torchkiln.base.sources import SNAPSHOT
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.model.apt import LockedApt, OsLayers

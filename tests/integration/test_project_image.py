@@ -28,7 +28,7 @@ from torchkiln.errors import ConfigError, KilnError
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import inputs_digest as cell_inputs
 from torchkiln.locks.lock import save
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.oci.layout import open_layout
 from torchkiln.projects.choice import choice_of
 from torchkiln.projects.file import FILE, save_project

@@ -16,7 +16,7 @@ from tests.project_mutants import adds, in_the_code
 from tests.projects import NAME, TAG
 from tests.servers.registry_server import RegistryServer
 from torchkiln.projects.gate import read
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 
 DATED = f"{NAME}-20261122"
 CLEARANCE, REPORT = "urn:torchkiln:clearance:1", "urn:torchkiln:smoke-report:2"

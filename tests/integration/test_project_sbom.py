@@ -12,7 +12,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.project_gate import Scene, scene
 from tests.projects import NAME, Bench
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 
 
 def wheels(small: Bench) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from torchkiln.locks.lock import inputs_digest as cell_inputs
 from torchkiln.locks.lock import save
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.progress import Transfer
 from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
@@ -238,7 +239,7 @@ def test_one_wheel_is_built_at_a_time(tmp_path: Path) -> None:
 
     def fetch(wheel: LockedWheel) -> None:
         own = replace(wheel, index=Source.PROJECT)
-        fetcher.fetch(own, tmp_path / wheel.name, on_progress=lambda _: None, cancelled=lambda: False)
+        fetcher.fetch(own, tmp_path / wheel.name, Transfer())
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(fetch, made))

@@ -16,8 +16,7 @@ import pytest
 
 from tests.servers.two_indexes import IndexWorkspace, furnished, with_another_cache
 from torchkiln.base import artefact
-from torchkiln.locks.lock import load_locked, lock, save
-from torchkiln.locks.request import PublicRecord, System, Versions
+from torchkiln.locks.lock import PublicRecord, System, Versions, load_locked, lock, save
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.public_record import on_record

@@ -19,7 +19,7 @@ from tests.oci_samples import BlobFolder, Member, digest, files, members_of, pla
 from tests.programs import run_program
 from tests.readers import READERS, CannotRead, Reader
 from tests.trees import differences
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.oci.validate.validate import validate

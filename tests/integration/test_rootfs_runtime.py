@@ -20,7 +20,7 @@ from tests.fake_driver import fake_driver
 from tests.needs import namespaces_fault, needs_gcc, needs_ldconfig
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.runtimes import enter, seccomp
+from torchkiln.runtimes import enter, sandbox
 from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.rootfs import RootfsRuntime
@@ -265,7 +265,7 @@ def test_without_root_a_user_namespace_is_used(image: Path) -> None:
             ' "user": [%d, %d], "hostname": "h", "shm": "size=1m",'
             ' "scratch": "%s", "tmpfs": "mode=755", "confined": %s}'
         )
-        confined = f'{{"limits": "NOFILE=64", "filter": "{seccomp.program(seccomp.BUILDING).hex()}"}}'
+        confined = f'{{"limits": "NOFILE=64", "filter": "{sandbox.filter_program(sandbox.BUILDING).hex()}"}}'
         for uid, confinement in ((0, "null"), (1000, "null"), (65534, confined)):
             (folder / "spec").write_text(spec % (folder, uid, uid, folder, confinement))
             got = subprocess.run(

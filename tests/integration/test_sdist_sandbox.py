@@ -31,7 +31,7 @@ from torchkiln.projects.sources.sdists import BuiltSdist, SourceCode
 from torchkiln.projects.sources.workshop import Limits
 from torchkiln.runtimes import memory_group
 from torchkiln.runtimes.command import Program
-from torchkiln.runtimes.seccomp import BUILDING
+from torchkiln.runtimes.sandbox import BUILDING
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

@@ -19,7 +19,7 @@ from tests.integration.test_articles import on_a_terminal
 from tests.needs import outward
 from tests.workplace import IMAGE, TAG, Container, Workplace
 from torchkiln.registry.reference import is_local
-from torchkiln.store.root import cache_root
+from torchkiln.store.store import cache_root
 
 __all__ = ["shared"]
 

@@ -258,7 +258,7 @@ def test_the_archive_is_downloaded_from_a_url(
         assert make(archive.filename, tmp_path / "cache") == made[2]
         with pytest.raises(BuildFailed, match=r"checksum mismatch: sha256 \w{64}, \w{64} in matrix\.yaml"):
             make("other.tar.gz", tmp_path / "other")
-        monkeypatch.setattr("torchkiln.index.python_builds._MOST", 1 << 20)
+        monkeypatch.setattr("torchkiln.index.download._MOST", 1 << 20)
         with pytest.raises(BuildFailed, match=r"too large for an archive of a Python: .* bytes, limit 1 MiB"):
             make(archive.filename, tmp_path / "large")
         with pytest.raises(BuildFailed, match="404"):

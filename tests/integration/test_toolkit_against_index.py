@@ -22,8 +22,7 @@ from torchkiln.model.cell import Resolution
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.plan.cuda_toolkit import libraries_of
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 TAIL = 1 << 20  # bytes at a wheel's end that contain its directory

@@ -22,8 +22,7 @@ from tests.proof.headline import NAME, TAG
 from tests.proof.publication import publication, pulled
 from torchkiln.model.lock import LockedCell
 from torchkiln.smoke.session import image_and_lock
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 __all__ = ["publication", "pulled"]

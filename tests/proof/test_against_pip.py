@@ -28,8 +28,7 @@ from tests.needs import needs_namespaces, nightly
 from tests.parity import allowed, compare
 from tests.proof.headline import NAME, SITE, TAG
 from torchkiln.model.lock import LockedCell
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -17,7 +17,7 @@ from tests.listeners import SilentSmokeListener
 from tests.needs import nightly
 from tests.proof.headline import TAG
 from tests.smoke_mutants.mutant import broken
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.report import Finding
 from torchkiln.oci.labels import container_config
 from torchkiln.runtimes.capture import OnLine
@@ -29,8 +29,7 @@ from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -16,13 +16,13 @@ from tests.needs import nightly
 from tests.node_tools import devcontainer_cli
 from tests.programs import run_program
 from tests.workplace import IMAGE, TAG, Workplace
-from torchkiln.locks.lock import load_locked, lock_digest
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.file import save_project
 from torchkiln.projects.freshness import inputs_digest
 from torchkiln.projects.source import needs_of
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 
 __all__ = ["shared"]
 

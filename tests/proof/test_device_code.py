@@ -23,8 +23,7 @@ from torchkiln.engine.prefetch import fetched
 from torchkiln.index.package_index import open_index
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Silent
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.wheel.cut import dead_ranges
 
 pytestmark = pytest.mark.proof

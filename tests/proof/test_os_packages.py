@@ -16,8 +16,7 @@ from torchkiln.base.remake import APT_EFFECTS, commit_effects, learn
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import OsLayers
 from torchkiln.projects.apt.os_packages import ensure_apt, lock_apt
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
 

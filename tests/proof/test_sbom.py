@@ -17,8 +17,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from tests.proof.headline import SITE, TAG
 from torchkiln.base.archive import files_of
 from torchkiln.model.lock import LockedCell
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -26,8 +26,7 @@ from tests.proof.headline import SITE
 from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.validate.validate import validate
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -18,8 +18,7 @@ from torchkiln.base.archive import commit_files
 from torchkiln.base.remake import commit_effects
 from torchkiln.locks.lock import save
 from torchkiln.model.lock import LockedCell
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, needs_namespaces]

@@ -23,8 +23,7 @@ from torchkiln.base import artefact
 from torchkiln.index.download import open_downloads
 from torchkiln.locks.lock import load_locked, save
 from torchkiln.matrix import facts
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.network, pytest.mark.proof]

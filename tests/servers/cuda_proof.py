@@ -35,8 +35,7 @@ from torchkiln.model.cell import Cell
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.model.progress import Reporting
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.files import pretty_json
 from torchkiln.util.places import ROOT
 

@@ -21,8 +21,7 @@ from torchkiln.matrix import facts, matrix
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix.facts import Facts, Release
 from torchkiln.model.lock import LockedBase
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.places import ROOT
 from torchkiln.util.versions import numbers
 

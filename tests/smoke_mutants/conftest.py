@@ -78,7 +78,7 @@ def _state() -> dict[str, Any]:
 
 def _code(path: Path) -> str:
     """The code in a file, without comments, docstrings and the text of a page."""
-    from torchkiln.smoke.suite_source import canonical
+    from torchkiln.smoke.suite import canonical
 
     if path.suffix == ".md":
         return "".join(re.findall(r"^```python\n.*?^```$", path.read_text("utf-8"), re.M | re.S))

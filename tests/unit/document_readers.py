@@ -23,13 +23,20 @@ from tests.planned import FACTS
 from tests.reports import IMAGE, LOCKED, SUITE, WHEN, report, signed_report
 from tests.unit.document_shapes import shaped, shapes
 from tests.unit.test_project_file import LOCK as PROJECT_LOCK
-from torchkiln.attest.dsse import decode, sign
+from torchkiln.attest.dsse import BUNDLE_TYPE, certificate, decode, sign
 from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin, provenance
-from torchkiln.attest.publication import publication, published_names, reason_of, retraction
 from torchkiln.attest.signers import Trust, bundled
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
-from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
+from torchkiln.attest.statement import (
+    PAYLOAD_TYPE,
+    Statement,
+    parse,
+    payload,
+    publication,
+    published_names,
+    reason_of,
+    retraction,
+)
 from torchkiln.base import archive, artefact, effects
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import (
@@ -65,7 +72,7 @@ from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.sbom import evidence
 from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
 from torchkiln.store.store import Store

@@ -12,8 +12,7 @@ import pytest
 from torchkiln.base import mmdebstrap
 from torchkiln.base.complaint import complaint
 from torchkiln.base.mmdebstrap import build, command
-from torchkiln.base.recipe import EPOCH, recipe
-from torchkiln.base.sources import variables
+from torchkiln.base.recipe import EPOCH, recipe, variables
 from torchkiln.docker.build_locked import apt_secrets
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.model.progress import UNREPORTED

@@ -23,7 +23,8 @@ from torchkiln.attest.statement import PAYLOAD_TYPE
 from torchkiln.engine.image_lock import remember_lock
 from torchkiln.gate.clearance import CLEARANCE
 from torchkiln.gate.inputs import GateInputs
-from torchkiln.locks.lock import from_json, load_locked, lock_digest, save, to_json
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import load_locked, save
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.recipe import RECIPE
 from torchkiln.model.report import SmokeReport

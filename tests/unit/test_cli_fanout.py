@@ -15,7 +15,7 @@ from tests.planned import locked, wheel
 from torchkiln.cli.ci import matrix
 from torchkiln.cli.grid import list_command
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import parse_name
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer

@@ -13,7 +13,7 @@ from tests.servers.index_server import IndexServer
 from torchkiln.engine.cuda_layers import part_path, toolkit_layers
 from torchkiln.errors import BadArchive, BuildFailed, ConfigError
 from torchkiln.index.archives import VARIABLE, CudaArchives
-from torchkiln.model.progress import Silent
+from torchkiln.model.progress import Silent, Transfer
 from torchkiln.store.store import Store
 
 DATA = bytes(range(256)) * 200
@@ -34,15 +34,13 @@ def source(place: str) -> CudaArchives:
 
 
 def fetch(place: str, part: Path) -> Path | None:
-    return source(place).archive(ARCHIVE, part, on_progress=lambda _: None, cancelled=lambda: False)
+    return source(place).archive(ARCHIVE, part, Transfer())
 
 
 def test_an_archive_is_downloaded_by_its_path(server: IndexServer, tmp_path: Path) -> None:
     counts: list[int] = []
     part = tmp_path / "part"
-    found = source(f"{mirror(server)}/").archive(
-        ARCHIVE, part, on_progress=counts.append, cancelled=lambda: False
-    )
+    found = source(f"{mirror(server)}/").archive(ARCHIVE, part, Transfer(counts.append))
 
     assert found == part
     assert part.read_bytes() == DATA
@@ -98,9 +96,7 @@ def test_credentials_are_sent_to_the_server_and_not_shown(server: IndexServer, t
 
 
 def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path) -> None:
-    found = source(mirror(server)).archive(
-        ARCHIVE, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: True
-    )
+    found = source(mirror(server)).archive(ARCHIVE, tmp_path / "part", Transfer(cancelled=lambda: True))
 
     assert found is None
 

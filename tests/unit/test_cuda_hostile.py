@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.servers.cuda_archives import archive_of
 from torchkiln.cuda import tree as cuda_tree
-from torchkiln.cuda.keep import keep
-from torchkiln.cuda.layer import write_layer
+from torchkiln.cuda.layer import keep, write_layer
 from torchkiln.errors import BadArchive
 
 TOP = "cuda_nvcc-linux-x86_64-12.1.105-archive"
@@ -119,7 +118,7 @@ def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes in the headers of all files are added before a file is unpacked."""
-    monkeypatch.setattr("torchkiln.cuda.keep._MAX_CONTENT", 1 << 20)
+    monkeypatch.setattr("torchkiln.cuda.layer._MAX_CONTENT", 1 << 20)
 
     with pytest.raises(BadArchive, match="unpacks to more than"):
         filtered(packed(("doc/zeros", bytes(2 << 20), {})), tmp_path)
@@ -134,7 +133,7 @@ def test_an_xz_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchkiln.cuda.keep._MAX_ENTRIES", 10)
+    monkeypatch.setattr("torchkiln.cuda.layer._MAX_ENTRIES", 10)
 
     with pytest.raises(BadArchive, match="more than 10 entries"):
         filtered(packed(*((f"bin/{number}", b"", {}) for number in range(20))), tmp_path)

@@ -178,7 +178,7 @@ class Shelf:
     def tail(self, wheel, count):  # type: ignore[no-untyped-def]
         return None
 
-    def fetch(self, wheel, path, *, on_progress, cancelled):  # type: ignore[no-untyped-def]
+    def fetch(self, wheel, path, transfer):  # type: ignore[no-untyped-def]
         path.write_bytes((self.folder / wheel.filename).read_bytes())
 
 

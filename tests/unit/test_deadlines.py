@@ -18,13 +18,13 @@ from torchkiln.index.download import DirectDownloads
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings
 from torchkiln.model.digest import Digest
+from torchkiln.model.progress import Transfer
 from torchkiln.registry import reading
 from torchkiln.registry import session as registry_session
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.util.http.deadlines import LEAST, Overdue
-from torchkiln.util.http.session import LimitedSession, Network
+from torchkiln.util.http.session import LEAST, LimitedSession, Network, Overdue
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_download_without_progress_fails(stalling: str, tmp_path: Path) -> Non
         downloads = DirectDownloads(session, lambda file: f"{stalling}/{file.filename}")
         for _ in range(2):  # the second run begins with the bytes that the first has received
             with pytest.raises(BuildFailed, match=f"^{stalling}/…/x-1-py3-none-any.whl: {LATE}") as caught:
-                downloads.fetch(wheel, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: False)
+                downloads.fetch(wheel, tmp_path / "part", Transfer())
             assert "another" in caught.value.hint
 
 

@@ -28,7 +28,7 @@ from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import IteratorFile
 from torchkiln.runtimes.command import Bind
-from torchkiln.runtimes.docker_args import Container, client_command, parse_port
+from torchkiln.runtimes.docker import Container, client_command, parse_port
 
 
 @contextmanager

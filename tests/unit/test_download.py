@@ -21,6 +21,7 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
 from torchkiln.index.verified import verify
 from torchkiln.model.cell import Source
+from torchkiln.model.progress import Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.http.retry import ATTEMPTS, GivenUp, Progress, Transient, pause, retry
 
@@ -43,8 +44,7 @@ class DownloadScene:
         self.downloads.fetch(
             self.wheel,
             self.part,
-            on_progress=self.progress.append,
-            cancelled=lambda: sum(self.progress) >= stop_after,
+            Transfer(self.progress.append, lambda: sum(self.progress) >= stop_after),
         )
         return self.part.read_bytes()
 
@@ -152,7 +152,7 @@ def test_an_unreachable_host_is_reported_and_no_empty_file_stays(
 
 
 def test_a_download_cancelled_before_the_first_byte_leaves_no_file(scene: DownloadScene) -> None:
-    scene.downloads.fetch(scene.wheel, scene.part, on_progress=scene.progress.append, cancelled=lambda: True)
+    scene.downloads.fetch(scene.wheel, scene.part, Transfer(scene.progress.append, lambda: True))
 
     assert not scene.part.exists()
 
@@ -254,7 +254,7 @@ def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadS
 
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
-            scene.downloads.fetch, scene.wheel, scene.part, on_progress=progress, cancelled=cancelled.is_set
+            scene.downloads.fetch, scene.wheel, scene.part, Transfer(progress, cancelled.is_set)
         )
         fetching.result(timeout=300)
     assert 0 < sum(scene.progress) < len(scene.data)
@@ -271,7 +271,7 @@ def test_a_file_damaged_during_the_download(accident: str, scene: DownloadScene)
             os.truncate(scene.part, 1_000)
 
     with pytest.raises(BuildFailed, match=r"^x\.part was truncated or deleted during the download$"):
-        scene.downloads.fetch(scene.wheel, scene.part, on_progress=spoil, cancelled=lambda: False)
+        scene.downloads.fetch(scene.wheel, scene.part, Transfer(spoil))
 
 
 def test_garbage_is_not_cached_as_a_page(scene: DownloadScene) -> None:

@@ -22,7 +22,7 @@ from tests.reports import IMAGE, LOCKED, TAG, gpu, host, report
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate import gate
 from torchkiln.gate.gate import clear, judge
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import SignedReport

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from tests.planned import FACTS, MATRIX, ROOT
+from torchkiln.matrix.explain import limit_text
 from torchkiln.matrix.facts import cuda_of, parse
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.sentences import limit_text
 from torchkiln.util.versions import numbers
 
 DATA = ROOT / "torchkiln" / "data"

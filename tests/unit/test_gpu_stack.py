@@ -19,8 +19,9 @@ from torchkiln.errors import ConfigError
 from torchkiln.gate.clearance import clearance, decision_of
 from torchkiln.gate.gate import GateResult, clear, judge
 from torchkiln.gate.gpu_stack import built_from, earlier_images, gpu_stack
-from torchkiln.gate.kept_reports import locks_in
-from torchkiln.locks.lock import load_locked, lock_digest, to_json
+from torchkiln.gate.inputs import locks_in
+from torchkiln.locks.file import lock_digest, to_json
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import policy_of
 from torchkiln.model import recipe

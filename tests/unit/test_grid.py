@@ -12,7 +12,7 @@ from tests import reports
 from tools import grid, kept
 from tools.grid import ReportSummary, Square
 from tools.kept import IMAGES, PROOFS, proofs
-from torchkiln.engine.predicted_digest import predicted_digest
+from torchkiln.engine.known import predicted_digest
 from torchkiln.gate import check_status
 from torchkiln.gate.cell_state import State
 from torchkiln.matrix import facts, matrix

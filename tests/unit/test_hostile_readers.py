@@ -208,8 +208,8 @@ ROOMS = {
     "literal_eval": "index/settings",  # lines of pip's output
     "json.load": "runtimes/enter",  # written by runtimes/rootfs
     # util/strict_json; texts that torchkiln, docker or buildx wrote; parts of documents that json_of has read; a bundle's own file
-    "json.loads": "util/strict_json util/schema store/store store/file_locks oci/layer_index runtimes/verified_root runtimes/mounted runtimes/seccomp registry/push"
-    " attest/machine_key attest/sigstore_bundle attest/statement base/archive base/artefact engine/image_lock sbom/cyclonedx"
+    "json.loads": "util/strict_json util/schema store/store oci/layer_index runtimes/verified_root runtimes/mounted runtimes/sandbox registry/push"
+    " attest/machine_key attest/statement base/archive base/artefact engine/image_lock sbom/cyclonedx"
     " docker/build docker/daemon cli/bundle_run cli/shared/smoke_output gate/cell_state gate/check_status gate/gate gate/gpu_stack"
     " gate/inputs projects/gate/judge site/images smoke/declared smoke/report smoke/reuse smoke/verdict",
 }

@@ -19,11 +19,10 @@ from tests.publisher import Publisher
 from tests.reports import report
 from tests.servers.registry_server import RegistryServer
 from tests.unit.document_readers import READERS, value_of
-from torchkiln.attest.dsse import decode, private_key, public_key
+from torchkiln.attest.dsse import BUNDLE_TYPE, decode, private_key, public_key
 from torchkiln.attest.keys import KeyInRole
 from torchkiln.attest.provenance import origin
 from torchkiln.attest.signers import Trust
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.smoke.attestation import statement_of

@@ -21,7 +21,8 @@ import torchkiln
 from tests.planned import FACTS, MATRIX
 from tests.smoke_suites import SUITE
 from torchkiln.locks import lock as lock_module
-from torchkiln.locks.lock import inputs_digest, load_locked, lock_digest, requirements_txt, to_json
+from torchkiln.locks.file import lock_digest, requirements_txt, to_json
+from torchkiln.locks.lock import inputs_digest, load_locked
 from torchkiln.matrix import resolve as resolve_module
 from torchkiln.matrix.facts import Facts, parse
 from torchkiln.matrix.public_record import on_record
@@ -36,8 +37,7 @@ from torchkiln.model.recipe import RECIPE
 from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan.plan import GENERATED, plan
 from torchkiln.smoke.expected import facts_of
-from torchkiln.smoke.suite import load_suite, suite_digest
-from torchkiln.smoke.suite_source import canonical, stripped
+from torchkiln.smoke.suite import canonical, load_suite, stripped, suite_digest
 from torchkiln.util.places import ROOT
 
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()

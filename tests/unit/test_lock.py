@@ -21,17 +21,9 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Unresolvable
+from torchkiln.locks.file import from_json, lock_digest, to_json
 from torchkiln.locks.freshness import staleness
-from torchkiln.locks.lock import (
-    from_json,
-    inputs_digest,
-    load_locked,
-    lock,
-    lock_digest,
-    save,
-    to_json,
-)
-from torchkiln.locks.request import EVERYTHING, System, Versions
+from torchkiln.locks.lock import EVERYTHING, System, Versions, inputs_digest, load_locked, lock, save
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest

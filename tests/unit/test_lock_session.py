@@ -11,9 +11,9 @@ from tests.planned import FACTS
 from tests.servers.workspace import MATRIX, Workspace, a_workspace
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.index.settings import IndexSettings, index_settings, parse_pip_config, redact, redact_text
-from torchkiln.locks.choice import lockable
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import load_locked
+from torchkiln.locks.session import lockable
 from torchkiln.matrix.matrix import read
 from torchkiln.model.cell import Cell, Flavor, Source
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from tests.planned import FACTS
 from tests.servers.workspace import Workspace, a_workspace
-from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import sources_of, values
+from torchkiln.base.recipe import recipe, sources_of, values
 from torchkiln.cli.lock import lock
 from torchkiln.cli.shared.options import mirror_option
 from torchkiln.docker.build_locked import SOURCES, apt_secrets

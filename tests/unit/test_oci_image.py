@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import ZERO, BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.layer import Blob, BuiltImage, ImageLayer
 from torchkiln.oci import archive as module
 from torchkiln.oci.archive import archive_image, stream_archive, write_archive
 from torchkiln.oci.image import canonical_json, describe

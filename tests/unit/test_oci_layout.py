@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.oci import layout as module
 from torchkiln.oci.layout import open_layout, prune, write_image
 from torchkiln.oci.validate.validate import validate

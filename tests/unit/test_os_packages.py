@@ -13,8 +13,7 @@ from tests.planned import planned, tools_on
 from tests.projects import bench
 from tests.unit.test_project_file import LOCK
 from torchkiln.base.mmdebstrap import ExistingBase, command, scratch
-from torchkiln.base.recipe import APT_CLEANING, recipe
-from torchkiln.base.sources import snapshot_of, sources_of
+from torchkiln.base.recipe import APT_CLEANING, recipe, snapshot_of, sources_of
 from torchkiln.cli.shared.project_output import project_json, show_project
 from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.locks.file import lock_digest

@@ -9,7 +9,8 @@ import json
 import sys
 
 from tools.kept import IMAGES, present
-from torchkiln.locks.lock import load_locked, lock_digest
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.util.places import ROOT
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests import reports
 from tests.planned import FACTS, MATRIX, answer
 from torchkiln.docker import build as docker_build
-from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
+from torchkiln.docker.dockerfile import bake
 from torchkiln.engine import prerequisites
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import forecast
@@ -21,8 +21,8 @@ from torchkiln.engine.prefetch import measured, missing_wheels
 from torchkiln.engine.prerequisites import BaseSources
 from torchkiln.errors import BuildFailed, Stale
 from torchkiln.gate.cell_state import CellRecord, State, state
-from torchkiln.locks.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
-from torchkiln.locks.request import PublicRecord, System, Versions
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import PublicRecord, System, Versions, how_to_lock, load_locked, lock
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import on_record, recorded
 from torchkiln.matrix.resolve import resolve

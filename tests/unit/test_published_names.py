@@ -9,8 +9,8 @@ import pytest
 from tests.keys import P256, UNKNOWN_KEY
 from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import TAG
-from torchkiln.attest.publication import PUBLICATION, publication
 from torchkiln.attest.signers import ByKey
+from torchkiln.attest.statement import PUBLICATION, publication
 from torchkiln.errors import ConfigError
 from torchkiln.locks.lock import load_locked
 from torchkiln.matrix import facts, matrix

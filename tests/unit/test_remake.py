@@ -14,9 +14,8 @@ from tests.servers.deb_server import DebServer
 from tests.stored import put
 from tests.unit.test_deadlines import STALLS, Stalling
 from torchkiln.base import artefact
-from torchkiln.base.archive import commit_files, record_files
+from torchkiln.base.archive import commit_files, deb_path, record_files
 from torchkiln.base.deb_archive import Debs, DebSource
-from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import Effect, Effects, document, effects_of, to_bytes
 from torchkiln.base.plain_tree import Node, Spool, UnpackRules, plain_tree
 from torchkiln.base.recipe import recipe

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND, answer
 from torchkiln.errors import Unresolvable
 from torchkiln.matrix.cuda_redist import Redist, digest_of
+from torchkiln.matrix.explain import limit_text, reason
 from torchkiln.matrix.gpu_archs import how_served, served_classes
 from torchkiln.matrix.matrix import Bound
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.model.cell import Source, Status
 from torchkiln.util.versions import major_of, numbers
 

@@ -11,9 +11,8 @@ import pytest
 from tests.keys import ED, P256, UNKNOWN_KEY, pem
 from tests.published import KIND, Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import TAG
-from torchkiln.attest.publication import RETRACTION, publication, retraction
 from torchkiln.attest.signers import ByKey, Signer, Unsigned
-from torchkiln.attest.statement import Statement, statement
+from torchkiln.attest.statement import RETRACTION, Statement, publication, retraction, statement
 from torchkiln.errors import GateRefused
 
 __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]

@@ -15,8 +15,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.evidence import Evidence
-from torchkiln.sbom.listed import listed
-from torchkiln.sbom.matches import items_of, matches, matches_lock
+from torchkiln.sbom.matches import items_of, listed, matches, matches_lock
 
 DOCUMENT = cyclonedx(sboms.bill())
 Json = dict[str, Any]

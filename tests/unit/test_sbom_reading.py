@@ -19,7 +19,7 @@ from torchkiln.locks.lock import save
 from torchkiln.matrix.tags import tag_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.unpack import LayerBlob
-from torchkiln.sbom.listed import listed
+from torchkiln.sbom.matches import listed
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.runtimes.seccomp import ALLOWED, BUILDING
+from torchkiln.runtimes.sandbox import ALLOWED, BUILDING
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 

@@ -14,9 +14,8 @@ from tests.planned import FACTS, MATRIX, NATIVE_FIRST, ROOT, WITHOUT_BEYOND, ans
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix.matrix import Aliases, Bound, Matrix
-from torchkiln.matrix.pasted import Option, option_of, plain
 from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.select import Selection, all_cells, select
+from torchkiln.matrix.select import Option, Selection, all_cells, option_of, plain, select
 from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util.versions import nearest

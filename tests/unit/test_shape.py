@@ -41,13 +41,13 @@ PURE_FOLDERS = frozenset(
 PURE_FILES = frozenset(
     {
         "compare/layers.py",
-        "cuda/tree.py", "docker/bake.py", "docker/dockerfile.py",
+        "cuda/tree.py", "docker/dockerfile.py",
         "projects/asked.py", "projects/choice.py", "projects/fixed.py",
         "projects/pyproject.py", "publishing/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
         "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py",
-        "smoke/suite_source.py", "smoke/verdict.py",
+        "smoke/verdict.py",
         "projects/symbols/fit.py", "projects/variables.py",
         "util/located_yaml.py",
     }
@@ -61,7 +61,6 @@ IMPURE: Mapping[str, str] = {
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "projects/gate/read.py": "reads reports and layers, at this moment",
     "projects/gate/rules.py": "decides about the entries of a tar, which oci reads",
-    "locks/choice.py": "names the settings of an index",
     "locks/folder.py": "reads the locks of bases and tools",
     "locks/session.py": "asks the indexes",
     "locks/systems.py": "builds bases and tools",

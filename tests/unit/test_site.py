@@ -16,7 +16,7 @@ from tests import site_scene
 from tests.site_scene import HOSTILE, Page, files, listed, pages, records
 from tools.kept import PROOFS, earlier_locks, tables
 from torchkiln.gate.cell_state import record_of
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell

@@ -19,7 +19,7 @@ from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_
 from tools.kept import IMAGES, PROOFS, tables
 from torchkiln.cli.repository import ls
 from torchkiln.errors import ConfigError, SmokeFailed, VerificationFailed
-from torchkiln.gate.kept_reports import kept_reports, reports_in
+from torchkiln.gate.inputs import kept_reports, reports_in
 from torchkiln.locks.file import from_json
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import inputs_digest, load_locked, save

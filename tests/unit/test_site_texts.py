@@ -43,7 +43,7 @@ def test_no_name_of_a_text_is_used_twice() -> None:
     """One table is made from all tables of texts, so a second text would replace the first."""
     limits = tables()[1].limit_texts
     written = {name for name, pair in yaml.safe_load(texts._TEXTS.read_text()).items() if pair[0]}
-    found = [*written, *SENTENCES, *texts.sentences.SENTENCES, *WARNINGS, *limits]
+    found = [*written, *SENTENCES, *texts.explain.SENTENCES, *WARNINGS, *limits]
     assert sorted(found) == sorted(set(found))
 
 

@@ -248,7 +248,7 @@ def test_endless_output_of_the_runner_is_limited(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(smoke_run, "_MOST", 3)
     starts = [{"event": "start", "id": f"check-{number}"} for number in range(9)]
     output = parse_output(json_lines(*starts) + b'{"event": "finding"}x\n' * 9)
-    assert output.started == ("check-0", "check-1", "check-2")
+    assert tuple(output.started) == ("check-0", "check-1", "check-2")
     assert len(output.invalid) == 3
 
 

@@ -13,8 +13,7 @@ import pytest
 from tests.deb_files import Package
 from tests.stored import put, put_tar
 from tests.unit.test_project_file import LOCK
-from torchkiln.base.archive import read_files
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path, read_files
 from torchkiln.base.effects import effects_of, from_bytes, to_bytes
 from torchkiln.base.plain_tree import Node, Spool, Tree, UnpackRules, plain_tree
 from torchkiln.base.recipe import recipe

@@ -17,9 +17,8 @@ from torchkiln.errors import ConfigError, NothingSelected, Unresolvable
 from torchkiln.locks.lock import how_to_lock
 from torchkiln.matrix.explain import explain
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for, kept_archs, served_classes
-from torchkiln.matrix.kept_gpus import gpus_in, kept_gpus, suffix_of
 from torchkiln.matrix.matrix import load
-from torchkiln.matrix.pick import parse_driver, parse_gpus, pick
+from torchkiln.matrix.pick import gpus_in, kept_gpus, parse_driver, parse_gpus, pick, suffix_of
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection, all_cells, select, with_thin
 from torchkiln.matrix.tags import (

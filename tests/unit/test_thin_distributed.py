@@ -27,7 +27,7 @@ from torchkiln.locks.lock import save
 from torchkiln.matrix.policy import Policy
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.plan.plan import IMAGE_JSON
-from torchkiln.publishing.licence import LABEL, demand_licence
+from torchkiln.publishing.session import LABEL, demand_licence
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.cyclonedx import cyclonedx
 

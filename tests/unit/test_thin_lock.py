@@ -13,7 +13,7 @@ from smoke_tests.expected import expected as expected_of_suite
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE
 from tests.reports import LOCKED
 from tests.thin import FULL, thin_cell, thin_locked, thin_resolution
-from torchkiln.engine.predicted_digest import predicted_blobs
+from torchkiln.engine.known import predicted_blobs
 from torchkiln.errors import Stale
 from torchkiln.locks.file import from_json, to_json
 from torchkiln.locks.folder import lock_thin

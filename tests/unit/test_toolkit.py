@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE, locked, tools_on, wheel
-from torchkiln.docker.bake import bake
-from torchkiln.docker.dockerfile import load_templates, render
+from torchkiln.docker.dockerfile import bake, load_templates, render
 from torchkiln.engine.cache_keys import key_of
 from torchkiln.errors import Stale, Unresolvable
 from torchkiln.locks import file as lock_file

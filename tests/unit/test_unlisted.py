@@ -30,12 +30,13 @@ from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.pages import Pages, path_of
 from torchkiln.index.settings import index_settings
-from torchkiln.locks.lock import from_json, lock_digest, same_files, to_json
+from torchkiln.locks.file import from_json, lock_digest, to_json
+from torchkiln.locks.lock import same_files
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Silent
+from torchkiln.model.progress import Silent, Transfer
 from torchkiln.oci.image import canonical_json, descriptor, digest_of
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -242,7 +243,7 @@ def test_a_copy_from_a_vault_can_be_cancelled(
     vault.put(Digest(f"sha256:{wheel.sha256}"), wheel.size, tmp_path / wheel.filename)
     monkeypatch.setattr(places, "_PIECE", 100)
     VaultFetcher((vault,), IndexWithout()).fetch(
-        wheel, tmp_path / "x", on_progress=pieces.append, cancelled=lambda: bool(pieces)
+        wheel, tmp_path / "x", Transfer(pieces.append, lambda: bool(pieces))
     )
 
     assert pieces == [100] < [wheel.size]

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from tests import reports
 from tests.planned import FACTS, answer
 from torchkiln.base import artefact
-from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import edits, sources_of, variables
+from torchkiln.base.recipe import edits, recipe, sources_of, variables
 from torchkiln.errors import BuildFailed, ConfigError, GateRefused
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
-from torchkiln.locks.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.locks.request import PublicRecord, System, Versions
+from torchkiln.locks.file import from_json, to_json
+from torchkiln.locks.lock import PublicRecord, System, Versions, load_locked, lock, save
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source

@@ -1,9 +1,11 @@
-"""Signs and verifies DSSE envelopes.
+"""Signs and verifies DSSE envelopes, and wraps them in Sigstore bundles (version 0.3, as cosign does).
 
 DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a signed payload is not valid as
-another type. Key IDs appear only in messages; verification ignores them. Keys are PEM files: Ed25519, or
-ECDSA on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither
-keys nor passphrases.
+another type. Key IDs, and a bundle's hint of a key, appear only in messages; verification ignores them. Keys
+are PEM files: Ed25519, or ECDSA on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them.
+Messages contain neither keys nor passphrases.
+
+After keyless signing (`keyless`), a bundle has a certificate and log entries instead of the hint.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.util.files import pretty_json
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import TEXT, list_of, mapping, sentences
 from torchkiln.util.strict_json import json_of
 
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -36,24 +39,10 @@ PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # environment variable with the key's passphrase
 _SUPPORTED = "use an Ed25519 or ECDSA P-256 key (docs/gate.md has the openssl commands)"
-_ENVELOPE: dict[str, Any] = {
-    "type": "object",
-    "required": ["payload", "payloadType", "signatures"],
-    "properties": {
-        "payload": {"type": "string"},
-        "payloadType": {"type": "string"},
-        "signatures": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 16,
-            "items": {
-                "type": "object",
-                "required": ["sig"],
-                "properties": {"sig": {"type": "string"}, "keyid": {"type": "string"}},
-            },
-        },
-    },
-}
+_SIGNATURE = mapping({"sig": TEXT}, keyid=TEXT)
+_ENVELOPE = mapping(
+    {"payload": TEXT, "payloadType": TEXT, "signatures": list_of(_SIGNATURE, minItems=1, maxItems=16)}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,3 +216,86 @@ def _kind(key: object) -> str:
     if isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)):
         return f"ECDSA on {key.curve.name}"
     return type(key).__name__.strip("_").removesuffix("PrivateKey").removesuffix("PublicKey")
+
+
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_HINT = "it is damaged, or another tool made it; get it again from its source"
+_MATERIAL = mapping({}, publicKey=mapping({}, hint=TEXT), certificate=mapping({"rawBytes": TEXT}))
+_SCHEMA = mapping(
+    {
+        "mediaType": {"const": BUNDLE_TYPE},
+        "verificationMaterial": _MATERIAL,
+        "dsseEnvelope": {"type": "object"},
+    }
+)
+
+
+def artifact_annotations(kind: str) -> tuple[tuple[str, str], ...]:
+    """The annotations of an artifact with a bundle of a statement of *kind*, a predicate type."""
+    return (("dev.sigstore.bundle.content", "dsse-envelope"), ("dev.sigstore.bundle.predicateType", kind))
+
+
+def wrap(envelope: bytes, signer: str | None) -> bytes:
+    """The bundle of *envelope*; its hint is the fingerprint *signer*, in cosign's form.
+
+    The signatures have no keyid: cosign's Go library ignores signatures whose keyid is not an SSH
+    fingerprint.
+    """
+    hint = {"hint": base64.b64encode(bytes.fromhex(signer)).decode()} if signer else {}
+    content = json_of(envelope)
+    signatures = [{"sig": signature["sig"]} for signature in content["signatures"]]
+    bundle = {
+        "mediaType": BUNDLE_TYPE,
+        "verificationMaterial": {"publicKey": hint, "tlogEntries": []},  # some readers require the list
+        "dsseEnvelope": {**content, "signatures": signatures},
+    }
+    return json.dumps(bundle, sort_keys=True, separators=(",", ":")).encode()
+
+
+def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
+    """The envelope in *bundle*, and whether it was signed keyless.
+
+    A signature without a keyid gets the fingerprint in the hint as its keyid.
+
+    :raises VerificationFailed: *bundle* is not a bundle of an envelope; the message names *where*.
+    """
+    document = _read(bundle, where)
+    material, envelope = document["verificationMaterial"], document["dsseEnvelope"]
+    name = _fingerprint(material.get("publicKey", {}).get("hint", ""))
+    signatures = envelope.get("signatures")
+    if name and isinstance(signatures, list):
+        envelope["signatures"] = [
+            {"keyid": name, **signature} if isinstance(signature, dict) else signature
+            for signature in signatures
+        ]
+    return json.dumps(envelope).encode(), "certificate" in material
+
+
+def _fingerprint(hint: str) -> str:
+    """The fingerprint in *hint*, in hex; empty if *hint* is not base64."""
+    try:
+        return base64.b64decode(hint, validate=True).hex()
+    except ValueError:
+        return ""
+
+
+def certificate(bundle: bytes, *, where: str) -> bytes:
+    """The certificate in *bundle*, as DER; empty if there is none.
+
+    :raises VerificationFailed: *bundle* is not a bundle of an envelope; the message names *where*.
+    """
+    found = _read(bundle, where)["verificationMaterial"].get("certificate", {})
+    try:
+        return base64.b64decode(found.get("rawBytes", ""), validate=True)
+    except ValueError:
+        raise VerificationFailed(f"{where}: the certificate is not base64", hint=_HINT) from None
+
+
+def _read(bundle: bytes, where: str) -> Any:
+    try:
+        document = json_of(bundle)
+    except ValueError as error:
+        raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
+    if wrong := sentences(document, _SCHEMA, where):
+        raise VerificationFailed("\n".join(wrong), hint=_HINT)
+    return document

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import requests
 
+from torchkiln.attest.dsse import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.keys import SignerIdentity
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, artifact_annotations, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
-from torchkiln.oci.artifact import Artifact
+from torchkiln.oci.image import Artifact
 
 if TYPE_CHECKING:
     from sigstore.models import Bundle, ClientTrustConfig
@@ -125,10 +125,7 @@ def _policy(signer: SignerIdentity) -> AllOf:
 
 
 def _token() -> IdentityToken:
-    """A new token of this job.
-
-    :raises ConfigError: this is not a CI job with an identity.
-    """
+    """A new token of this job."""
     from sigstore.oidc import IdentityToken, detect_credential
 
     if raw := _in_time(detect_credential, "the token server of this job"):
@@ -148,10 +145,7 @@ def _identity(token: IdentityToken) -> str:
 
 
 def _trust() -> ClientTrustConfig:
-    """The configuration of the public Sigstore, or that in the file that $TORCHKILN_SIGSTORE_TRUST names.
-
-    :raises ConfigError: the file is invalid.
-    """
+    """The configuration of the public Sigstore, or that in the file that $TORCHKILN_SIGSTORE_TRUST names."""
     from sigstore.errors import Error as SigstoreError
     from sigstore.models import ClientTrustConfig
 

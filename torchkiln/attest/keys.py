@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.attest import dsse
 from torchkiln.attest.dsse import PrivateKey, PublicKey, fingerprint
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.policy import Policy, TrustedKey
+from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import Role
 from torchkiln.util.strict_json import read_with_mode
 
@@ -25,14 +26,11 @@ _REPORT = "urn:torchkiln:smoke-report:"  # the predicate type without its versio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyInRole:
-    """A public key, and the roles in which it is trusted."""
-
     key: PublicKey
     roles: tuple[Role, ...]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key."""
         return fingerprint(self.key)
 
 
@@ -78,22 +76,23 @@ def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
     ]
 
 
-def policy_keys(
-    policy: Policy, folder: Path, *, today: str
-) -> tuple[tuple[KeyInRole, ...], tuple[TrustedKey, ...]]:
-    """The valid keys of *policy*, and the expired ones.
+def policy_keys(policy: Policy, file: Path, say: Callable[[str], None]) -> tuple[KeyInRole, ...]:
+    """The valid keys of *policy* in the matrix *file*; *say* gets a line for each expired one.
 
-    :param folder: the folder of the policy's file; the paths of the keys are relative to it.
-    :param today: an ISO date.
-    :raises ConfigError: a file does not exist, or is not a key.
+    :raises ConfigError: the file of a key does not exist, or is not a key.
     """
-    expired = tuple(key for key in policy.keys if key.until and key.until < today)
-    valid = [NamedKey(path=folder / key.file, roles=key.roles) for key in policy.keys if key not in expired]
-    return tuple(public_keys(valid)), expired
+    today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    expired = [key for key in policy.keys if key.until and key.until < today]
+    valid = [
+        NamedKey(path=file.parent / key.file, roles=key.roles) for key in policy.keys if key not in expired
+    ]
+    found = public_keys(valid)
+    for key in expired:
+        say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
+    return tuple(found)
 
 
 def _pem(path: Path) -> tuple[bytes, int]:
-    """The file's content and mode."""
     try:
         return read_with_mode(path, _PEM)
     except OSError as error:

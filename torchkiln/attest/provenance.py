@@ -21,37 +21,20 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.recipe import RECIPE
+from torchkiln.util.schema import TEXT, list_of, mapping
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:torchkiln:build:1"
 _LOCK = "lock.json"
 _PURL = "pkg:pypi/torchkiln@"
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,39}")
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["buildDefinition", "runDetails"],
-    "properties": {
-        "buildDefinition": {
-            "type": "object",
-            "required": ["buildType", "internalParameters", "resolvedDependencies"],
-            "properties": {
-                "buildType": {"const": BUILD_TYPE},
-                "internalParameters": {
-                    "type": "object",
-                    "required": ["recipe"],
-                    "properties": {"recipe": {"type": "integer"}},
-                },
-                "resolvedDependencies": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"name": {"type": "string"}, "content": {"type": "string"}},
-                    },
-                },
-            },
-        }
-    },
+_DEPENDENCY = mapping({}, name=TEXT, content=TEXT)
+_DEFINITION = {
+    "buildType": {"const": BUILD_TYPE},
+    "internalParameters": mapping({"recipe": {"type": "integer"}}),
+    "resolvedDependencies": list_of(_DEPENDENCY),
 }
+_SCHEMA = mapping({"buildDefinition": mapping(_DEFINITION), "runDetails": True})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torchkiln.attest import dsse, sigstore_bundle
-from torchkiln.attest.dsse import PrivateKey, fingerprint
+from torchkiln.attest import dsse
+from torchkiln.attest.dsse import BUNDLE_TYPE, PrivateKey, fingerprint
 from torchkiln.attest.keys import KeyInRole, SignerIdentity, role_of
-from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.report import ROLES, Role, SignedReport
-from torchkiln.oci.artifact import Artifact
+from torchkiln.oci.image import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
 LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed
@@ -35,12 +34,9 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """Signs with a key."""
-
     key: PrivateKey
 
     def sign(self, statement: Statement) -> Artifact:
-        """Sign the statement."""
         envelope = dsse.sign(PAYLOAD_TYPE, payload(statement), self.key)
         return bundled(envelope, fingerprint(self.key.public_key()), statement.kind)
 
@@ -55,10 +51,7 @@ class ByKey:
 
 
 class Unsigned:
-    """Passes statements on without a signature."""
-
     def sign(self, statement: Statement) -> Artifact:
-        """The artifact with the unsigned statement."""
         return Artifact(
             kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
         )
@@ -70,8 +63,8 @@ class Unsigned:
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
     """The artifact for *envelope*, a statement of *kind*; *signer*: the fingerprint of its key."""
-    data = sigstore_bundle.wrap(envelope, signer)
-    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=sigstore_bundle.artifact_annotations(kind))
+    data = dsse.wrap(envelope, signer)
+    return Artifact(kind=BUNDLE_TYPE, data=data, annotations=dsse.artifact_annotations(kind))
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:
@@ -97,8 +90,6 @@ class OpenedStatement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """The trusted keys, and the trusted keyless signer."""
-
     keys: tuple[KeyInRole, ...] = ()
     signer: SignerIdentity | None = None
 
@@ -119,7 +110,7 @@ class Trust:
             if kind == PAYLOAD_TYPE:
                 statement = parse(data, where=where)
                 return OpenedStatement(statement=statement, signed=False, signers=(), envelope=None)
-            envelope, keyless = sigstore_bundle.unwrap(data, where=where)
+            envelope, keyless = dsse.unwrap(data, where=where)
             found = dsse.decode(envelope, where=where)
             if found.payload_type != PAYLOAD_TYPE:
                 raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")

@@ -1,46 +1,31 @@
 """Writes and reads in-toto statements, version 1, about an image.
 
 The subject is the digest of the image's manifest. The predicate type is a URL or a URN that names the format
-of the predicate.
+of the predicate. Two formats are defined here: the image was published under certain tags, and it is
+retracted. A registry can move a tag; the signed statement binds the tags to the image's digest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.errors import VerificationFailed
+from torchkiln import __version__
+from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import TEXT, list_of, mapping, sentences
 from torchkiln.util.strict_json import json_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 TYPE = "https://in-toto.io/Statement/v1"
 _HINT = "get it again from its source; do not use this one"
 _SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["_type", "subject", "predicateType"],
-    "properties": {
-        "_type": {"const": TYPE},
-        "predicateType": {"type": "string"},
-        "subject": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["digest"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "digest": {"type": "object", "required": ["sha256"], "properties": {"sha256": _SHA256}},
-                },
-            },
-        },
-    },
-}
+_SUBJECT = mapping({"digest": mapping({"sha256": _SHA256})}, name=TEXT)
+_SCHEMA = mapping(
+    {"_type": {"const": TYPE}, "subject": list_of(_SUBJECT, minItems=1, maxItems=1), "predicateType": TEXT}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +39,6 @@ class Statement:
 
     @property
     def content(self) -> Any:
-        """The predicate as JSON values."""
         return json.loads(self.predicate)
 
     def checked(self, kind: str, schema: Mapping[str, Any], *, where: str, hint: str = "") -> Any:
@@ -107,3 +91,57 @@ def parse(data: bytes, *, where: str) -> Statement:
         kind=document["predicateType"],
         predicate=json.dumps(document.get("predicate"), separators=(",", ":")),
     )
+
+
+PUBLICATION = "urn:torchkiln:publication:1"
+RETRACTION = "urn:torchkiln:retraction:1"
+_ANY_RETRACTION = "urn:torchkiln:retraction:"  # any version: an unknown version is a retraction, too
+_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"}
+_NAMES = mapping({"names": list_of(_NAME, minItems=1, maxItems=200)})
+_REASON = mapping({"reason": TEXT, "when": TEXT})
+
+
+def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
+    """The statement that *image*, tagged *tag*, was published under *names*, which are sorted."""
+    predicate = {"tool": __version__, "names": sorted(set(names))}
+    return statement(tag, image, PUBLICATION, predicate)
+
+
+def published_names(statement: Statement, *, where: str) -> frozenset[str]:
+    """The names in a statement that `publication` made; *statement* is not trusted.
+
+    :raises VerificationFailed: it is not a publication.
+    """
+    return frozenset(statement.checked(PUBLICATION, _NAMES, where=where)["names"])
+
+
+def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
+    """The statement that *image*, tagged *tag*, must not be used.
+
+    :param when: UTC, "2026-11-22T17:05:16Z".
+    :raises ConfigError: *reason* is empty.
+    """
+    demand_reason(reason)
+    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
+
+
+def is_retraction(kind: str) -> bool:
+    """Whether *kind* is the predicate type of a retraction, of any version."""
+    return kind.startswith(_ANY_RETRACTION)
+
+
+def demand_reason(reason: str) -> None:
+    """:raises ConfigError: *reason* is empty."""
+    if not reason.strip():
+        raise ConfigError(
+            "withdraw requires a reason", hint='for example: --reason "cuDNN 9.5 crashes on H200"'
+        )
+
+
+def reason_of(statement: Statement, *, where: str) -> tuple[str, str]:
+    """Why and when the image was retracted.
+
+    :raises VerificationFailed: it is not a retraction.
+    """
+    content = statement.checked(RETRACTION, _REASON, where=where)
+    return content["reason"], content["when"]

@@ -17,9 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from torchkiln.base.archive import read_committed
 from torchkiln.base.mmdebstrap import build
-from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.recipe import SNAPSHOT, BaseRecipe, key_of, recipe
 from torchkiln.base.remake import remade
-from torchkiln.base.sources import SNAPSHOT, key_of
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedTools, artefact_fields, artefact_json, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting

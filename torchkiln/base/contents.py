@@ -22,8 +22,6 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseContents:
-    """Python and packages of a base."""
-
     python: str  # full version of /usr/bin/python3, "3.11.2"
     packages: tuple[OsPackage, ...]  # sorted by name
 

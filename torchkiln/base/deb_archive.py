@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.plain_tree import STREAMS
-from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import SNAPSHOT, sources_of
+from torchkiln.base.recipe import SNAPSHOT, recipe, sources_of
 from torchkiln.errors import BadWheel, BuildFailed, ConfigError
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
@@ -26,6 +25,7 @@ from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import DebFile
 from torchkiln.model.operating_system import operating_system
+from torchkiln.model.progress import Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.http.retry import GivenUp
 from torchkiln.vault.places import vaults_of
@@ -159,7 +159,7 @@ class Debs:
         part = self._store.temporary("deb")
         try:
             with self._store.writable(), download.asking if source.alone else nullcontext():
-                fetch_verified(download.fetch, deb, part, on_progress=lambda _: None)
+                fetch_verified(download.fetch, deb, part, Transfer())
                 return self._store.adopt(part, path)
         finally:
             part.unlink(missing_ok=True)

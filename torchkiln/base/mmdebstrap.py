@@ -22,9 +22,18 @@ from urllib.parse import quote
 from torchkiln.base.archive import record_packages
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect
-from torchkiln.base.recipe import APT_CLEANING, CLEANING, ON_TOP, BaseRecipe
+from torchkiln.base.recipe import (
+    APT_CLEANING,
+    CLEANING,
+    ON_TOP,
+    ArchiveSources,
+    BaseRecipe,
+    copying,
+    edits,
+    sources_of,
+    variables,
+)
 from torchkiln.base.remake import record_effects
-from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.base.tree_tar import dev_folder
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import LockedBase

@@ -103,7 +103,6 @@ def pins(packages: Iterable[OsPackage]) -> str:
 
 
 def _installed(addition: Addition, place: Scratch, store: Store) -> Path:
-    """The tar of the whole system, layers and packages."""
     onto = existing(addition.lower, place, store, packages=addition.packages, debs=addition.debs)
     whole = place.folder / "whole.tar"
     try:

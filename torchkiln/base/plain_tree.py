@@ -77,7 +77,6 @@ class Spool:
         self._file, self._end, self._lock = file, 0, threading.Lock()
 
     def add(self, pieces: Iterable[bytes | memoryview], size: int) -> Spooled:
-        """Append a content of *size* bytes."""
         with self._lock:
             at, self._end = self._end, self._end + size
         place = Spooled(self._file.fileno(), at)
@@ -98,8 +97,6 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An entry of a tree and, if it is a file, its content."""
-
     entry: TarEntry
     content: bytes | Spooled = b""
 
@@ -214,7 +211,6 @@ def _nodes(
 def _info(
     control: Mapping[str, ControlFile], listed: Sequence[str], epoch: int
 ) -> Iterator[tuple[str, Node]]:
-    """dpkg's own files about the package."""
     fields = next(paragraphs(control["control"].data.decode().splitlines()), {})
     suffix = f":{fields.get('architecture')}" if fields.get("multi-arch") == "same" else ""
     stem = f"{_INFO}/{fields.get('package')}{suffix}"
@@ -245,8 +241,6 @@ def _by_first_name(tree: Tree) -> Iterator[tuple[str, Node]]:
 
 @dataclass(frozen=True, slots=True)
 class ControlFile:
-    """A file of the control archive, such as `postinst`."""
-
     entry: TarEntry
     data: bytes
 
@@ -274,10 +268,7 @@ def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile],
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each member of the ar archive *data*.
-
-    :raises ValueError: it is malformed.
-    """
+    """Name and content of each member of the ar archive *data*."""
     if not data.startswith(_MAGIC):
         raise ValueError("not an ar archive")
     at = len(_MAGIC)
@@ -293,10 +284,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _tar_of(members: Mapping[str, bytes], name: str) -> BinaryIO:
-    """The tar *name*, "data.tar", uncompressed.
-
-    :raises ValueError: there is no such member, or its compression is unknown.
-    """
+    """The tar *name*, "data.tar", uncompressed."""
     for suffix, opened in _OPEN.items():
         if (data := members.get(name + suffix)) is not None:
             limit = most_unpacked(len(data))

@@ -174,10 +174,7 @@ class _Reading:
             self._heads[path] = head
 
     def _version(self, python: str) -> str:
-        """The full version, from the C header patchlevel.h.
-
-        :raises BadPythonArchive: the archive has another Python, or is for another platform.
-        """
+        """The full version, from the C header patchlevel.h."""
         name = python_name(python)
         program = f"bin/{name}"
         if program not in self._files:
@@ -227,7 +224,6 @@ def layer_tar(
 
 
 def content_of(file: StoredFile, contents: BinaryIO) -> bytes:
-    """The content of *file*."""
     contents.seek(file.start)
     return contents.read(file.size)
 

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from torchkiln.base.archive import read_committed, read_files, record_files
+from torchkiln.base.archive import deb_path, read_committed, read_files, record_files
 from torchkiln.base.confined import confined
-from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import (
     LIMIT,
     Compile,
@@ -208,7 +207,6 @@ def effects_path(images: Path, found: Made) -> Path:
 
 
 def blob_of(locked: Made) -> Blob:
-    """The blob of *locked*, by its lock."""
     return Blob(digest=locked.digest, diff_id=locked.diff_id, size=locked.size, unpacked=locked.unpacked)
 
 
@@ -271,20 +269,14 @@ def _links_at_top(base: LockedBase, store: Store) -> dict[str, str]:
 
 
 def _tree_in(artefact: Made, store: Store, spool: Spool) -> Tree:
-    """The tree of the blob of *artefact*.
-
-    :raises BuildFailed: the blob is damaged.
-    """
+    """The tree of the blob of *artefact*."""
     with _opened(artefact, store) as stream:
         return tree_of(stream, spool)
 
 
 @contextmanager
 def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
-    """The tar of the blob of *artefact*.
-
-    :raises BuildFailed: the blob is damaged.
-    """
+    """The tar of the blob of *artefact*."""
     blob = store.blob(artefact.digest)
     with damage(f"{blob} is damaged", "run: torchkiln cache verify --repair"), GZIP.open(blob) as stream:
         yield stream

@@ -17,9 +17,8 @@ from torchkiln.base.artefact import ArtefactSpec
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import scratch
 from torchkiln.base.on_top import Addition, layer_tar
-from torchkiln.base.recipe import recipe
+from torchkiln.base.recipe import key_of, recipe, sources_of
 from torchkiln.base.remake import record_effects, remade
-from torchkiln.base.sources import key_of, sources_of
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob

@@ -95,7 +95,6 @@ def _record(key: str, value: str) -> bytes:
 
 
 def _block(name: str, target: str, entry: TarEntry, kind: bytes) -> bytes:
-    """A header of the type *kind* with the numbers of *entry*."""
     # GNU tar writes the fields for devices, except in the header of an extended header.
     device = bytes(16) if kind == b"x" else b"0000000\0" * 2
     size = 0 if kind == tarfile.LNKTYPE else entry.size

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.base import artefact
-from torchkiln.base.debs import FOLDER as DEBS
-from torchkiln.base.debs import RECORDS as APT_RECORDS
+from torchkiln.base.archive import FOLDER as DEBS
+from torchkiln.base.archive import RECORDS as APT_RECORDS
 from torchkiln.engine.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.engine.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.errors import KilnError
@@ -65,8 +65,6 @@ _DAYS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A file or folder of the cache."""
-
     kind: str
     path: str  # relative to the cache
     size: int  # bytes
@@ -183,7 +181,6 @@ class _Marks:
 
 
 def _blobs_in(folder: Path) -> Iterator[str]:
-    """The paths of all blobs of a layout or a cache."""
     return (f"blobs/sha256/{path.name}" for path in (folder / "blobs" / "sha256").glob("*"))
 
 

@@ -35,7 +35,7 @@ from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import echo, print_error
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.model.layer import DEFAULT_FORMAT, LayerFormat
-from torchkiln.store.root import cache_root
+from torchkiln.store.store import cache_root
 
 if TYPE_CHECKING:
     from torchkiln.cli.shared.on_docker import DockerBuilder
@@ -284,7 +284,6 @@ def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[Build
 
 
 def _print_forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat, as_json: bool) -> None:
-    """Print what --dry-run shows."""
     from torchkiln.engine.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store
@@ -314,9 +313,9 @@ def _uploads_ahead(to: _Ahead, store: Store, observer: Observer) -> Iterator[Blo
     if to.ahead is None:
         yield None
         return
-    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.push import BlobUploads, History, PushOptions
     from torchkiln.registry.reference import parse_repository
+    from torchkiln.registry.session import open_registry
 
     repository = parse_repository(to.ahead)
     with open_registry(repository, os.environ, plain_http=to.plain_http) as registry:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from torchkiln.cache import prune as pruning
-from torchkiln.cache import verify as verification
 from torchkiln.cache.prune import PrunePolicy, expendable, freed, total
 from torchkiln.cache.usage import DAY, KINDS, CacheUsage, Entry, cache_usage
 from torchkiln.cli.shared import console
@@ -23,8 +22,7 @@ from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index.download import open_downloads
 from torchkiln.model.lock import LockedWheel
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 
 _ALL = PrunePolicy(max_size=0)
 
@@ -161,7 +159,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
             read.append(count)
             observer.advance("verify", "cache", count)
 
-        faults = verification.faults(store, found, advanced=advanced)
+        faults = pruning.faults(store, found, advanced=advanced)
     console.say(f"read {console.size(sum(read))} in {time.monotonic() - started:.1f} s")
 
     def fetch(wheel: LockedWheel) -> object:
@@ -171,7 +169,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     for fault in faults:
         text, repaired = fault.what, False
         if repair:
-            repaired, action = verification.repair(store, fault, found, fetch)
+            repaired, action = pruning.repair(store, fault, found, fetch)
             text += f": {action}"
         remaining -= repaired
         listed.append({**_json(fault.entry), "fault": fault.what, "tags": fault.tags, "repaired": repaired})
@@ -250,7 +248,6 @@ def _json(entry: Entry) -> dict[str, Any]:
 
 
 def _ago(seconds: float) -> str:
-    """The time since the last use."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -69,7 +69,6 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
 
 
 def _digests_at(since: str, tags: Sequence[str], images: Path) -> dict[str, str | None]:
-    """The digest of each lock at the revision *since*."""
     if _NO_COMMIT.fullmatch(since):
         return {}
     revision = open_revision(since, images)

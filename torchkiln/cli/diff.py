@@ -63,11 +63,7 @@ def diff(names: tuple[str, ...], chosen: CellOptions, output: Path, exit_code: b
 
 
 def _source(name: str, output: Path, chosen: CellOptions) -> ImageReader:
-    """The layout or the engine that has the image *name*.
-
-    :raises ConfigError: the layout has no such image.
-    :raises ToolMissing: the engine does not answer.
-    """
+    """The layout or the engine that has the image *name*."""
     if name.startswith(DOCKER):
         return InEngine(name.removeprefix(DOCKER), find_engine(builds=False))
     image = locate(name, output, chosen)

@@ -12,7 +12,7 @@ from torchkiln.cli.shared.options import json_option
 from torchkiln.cli.shared.tables import beside
 from torchkiln.engine.doctor import examine
 from torchkiln.errors import printable
-from torchkiln.store.root import cache_root
+from torchkiln.store.store import cache_root
 
 
 @click.command()

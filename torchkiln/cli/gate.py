@@ -60,7 +60,6 @@ def gate(
 
 
 def _json(result: GateResult) -> dict[str, Any]:
-    """The object that `gate --json` prints."""
     cleared = {
         "tag": result.tag,
         "digest": result.image,

@@ -18,7 +18,7 @@ from torchkiln.cli.shared.tables import beside, table
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.locks.lock import by_record_in, untrusted_in
 from torchkiln.matrix import facts
-from torchkiln.matrix.explain import Explanation, needs, to_json
+from torchkiln.matrix.explain import Explanation, needs, reason, to_json
 from torchkiln.matrix.explain import explain as explanation_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import kept_archs, served_classes
@@ -27,7 +27,6 @@ from torchkiln.matrix.pick import pick as choose
 from torchkiln.matrix.public_record import record_notice, recorded
 from torchkiln.matrix.resolve import nearest_options, resolve
 from torchkiln.matrix.select import split, with_thin
-from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, TorchBuild
 from torchkiln.model.untrusted import USES

@@ -22,13 +22,12 @@ from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import facts
+from torchkiln.matrix.explain import reason
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, load
-from torchkiln.matrix.pasted import plain
 from torchkiln.matrix.pick import DriverVersion, Gpu, parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import require_buildable, resolve
-from torchkiln.matrix.select import split
-from torchkiln.matrix.sentences import reason
+from torchkiln.matrix.select import plain, split
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.model.project import APP
@@ -169,7 +168,6 @@ def demand_image_name(text: str) -> str:
 
 
 def devcontainer_json(container: DevContainer) -> bytes:
-    """The text of the file."""
     return pretty_json(_document(container))
 
 
@@ -258,10 +256,7 @@ repository: pytorch-cuda
 
 
 def _matching(option: Literal["torch", "cuda"], wanted: str | None, known: Sequence[str]) -> list[str]:
-    """The *known* versions that are *wanted* or begin with it, newest first.
-
-    :raises ConfigError: there is none.
-    """
+    """The *known* versions that are *wanted* or begin with it, newest first."""
     ordered = sorted(known, key=numbers, reverse=True)
     start = f"{plain(option, wanted).partition('+')[0]}." if wanted is not None else ""
     found = [each for each in ordered if f"{each}.".startswith(start)]

@@ -15,10 +15,9 @@ from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.engine.known import record_layers
 from torchkiln.engine.standalone import StandalonePythons
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.locks.choice import lockable
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import how_to_lock
-from torchkiln.locks.session import LockRequest, LockSession
+from torchkiln.locks.session import LockRequest, LockSession, lockable
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.store.store import Store

@@ -16,7 +16,7 @@ from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import mirror_option, own_matrix_option
 from torchkiln.cli.shared.terminal import as_typed, echo
 from torchkiln.errors import ConfigError
-from torchkiln.index.offered import open_offered
+from torchkiln.index.package_index import open_offered
 from torchkiln.matrix import facts
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.add_release import TODO, Proposal, look_up, with_item
@@ -114,10 +114,7 @@ def _yaml(data: Any) -> str:
 
 
 def _write(matrix_file: Path, release: Proposal, new: dict[str, Any], key: str, item: str) -> None:
-    """Write *item* into the list *key* of the matrix, and *new* into facts.yaml beside it.
-
-    :raises ConfigError: a fact has no value yet, or no place for the line is found.
-    """
+    """Write *item* into the list *key* of the matrix, and *new* into facts.yaml beside it."""
     beside, name = matrix_file.parent / EXTENSION, str(matrix_file)
     if TODO in _yaml(new):
         raise ConfigError(

@@ -14,8 +14,8 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
+from torchkiln.engine.cache_keys import cached_record
 from torchkiln.engine.cuda_layers import lay_out
-from torchkiln.engine.records import cached_record
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
@@ -73,7 +73,6 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _json(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    """The object that `plan toolkit --json` prints."""
     locked = plan.locked
     layers = [(spec, cached_record(spec, store)) for spec in plan.of(ToolkitLayer)]
     sizes = [made.blob.size for _, made in layers if made]

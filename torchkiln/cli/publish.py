@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.shared import console, pushed_output
+from torchkiln.cli.shared import console, unproven
 from torchkiln.cli.shared.gate_output import Evidence, evidence_options, show, with_key
 from torchkiln.cli.shared.image_names import named_images, one_layout
 from torchkiln.cli.shared.options import Upload, images_folder, layout_option, upload_options
@@ -140,7 +140,7 @@ class _PublishOutput(PublishListener):
 
     def published(self, ref: str, image: PublishedImage) -> None:
         if not self.quiet:
-            pushed = pushed_output.summary(ref, image.pushed, image.tags)
+            pushed = unproven.summary(ref, image.pushed, image.tags)
             console.say(f"{pushed}; {len(image.attached)} statements attached")
         click.echo(json.dumps(_json(ref, image)) if self.as_json else image.pushed.reference)
 
@@ -149,8 +149,7 @@ class _PublishOutput(PublishListener):
 
 
 def _json(ref: str, published: PublishedImage) -> dict[str, Any]:
-    """The object that `publish --json` prints."""
-    return pushed_output.to_json(ref, published.pushed, published.tags) | {
+    return unproven.pushed_to_json(ref, published.pushed, published.tags) | {
         "statements": [{"kind": kind, "digest": digest} for kind, digest in published.attached],
         "seconds": round(published.pushed.seconds, 3),
         "override": published.override,

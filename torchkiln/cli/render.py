@@ -12,8 +12,7 @@ from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.options import FOLDER, images_folder
 from torchkiln.cli.shared.selection import CellOptions, own_cell_selection
 from torchkiln.cli.shared.terminal import echo
-from torchkiln.docker import bake
-from torchkiln.docker.dockerfile import load_templates, render_folder
+from torchkiln.docker.dockerfile import BAKE_FILE, bake, load_templates, render_folder
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -66,7 +65,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
             _write(folder, files)
             echo(plan.tag)
     if sweeping:
-        whole = {bake.NAME: bake.bake(plans, grid.repository)}
+        whole = {BAKE_FILE: bake(plans, grid.repository)}
         if check:
             stale += _faults(images, whole)
         else:
@@ -87,7 +86,7 @@ def write_rendered(cells: Iterable[Cell], grid: Matrix, known: Facts, images: Pa
         _write(images / plan.tag, render_folder(plan, templates, recipe(cell.os).packages))
     every = _with_dockerfile(all_cells(grid), grid, known, images)
     plans = [plan_cell(cell, grid, known, images=images) for cell in every]
-    _write(images, {bake.NAME: bake.bake(plans, grid.repository)})
+    _write(images, {BAKE_FILE: bake(plans, grid.repository)})
 
 
 def _with_dockerfile(cells: Iterable[Cell], grid: Matrix, known: Facts, images: Path) -> tuple[Cell, ...]:

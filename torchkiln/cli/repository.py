@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from torchkiln.attest.publication import demand_reason
 from torchkiln.attest.signers import Trust, with_signer
+from torchkiln.attest.statement import demand_reason
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, matrix_option, plain_http_option
 from torchkiln.cli.shared.tables import table
@@ -25,15 +25,14 @@ from torchkiln.cli.shared.trust_options import (
     trust_options,
 )
 from torchkiln.errors import ConfigError, RegistryError
-from torchkiln.gate.kept_reports import kept_reports, locks_in
+from torchkiln.gate.inputs import kept_reports, locks_in
 from torchkiln.locks.folder import LockFolder
 from torchkiln.matrix import facts, matrix
 from torchkiln.publishing.attached import NOT_VERIFIED
-from torchkiln.publishing.catalog import CatalogEntry, catalog
-from torchkiln.publishing.retract import retract
-from torchkiln.registry.connect import open_registry
+from torchkiln.publishing.catalog import CatalogEntry, catalog, retract
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_reference, parse_repository
+from torchkiln.registry.session import open_registry
 from torchkiln.site.catalogue import Published
 from torchkiln.site.folder import demand_replaceable, write_folder
 from torchkiln.site.images import catalogue, read_records

@@ -18,8 +18,7 @@ from torchkiln.projects.bill import bill_of_project
 from torchkiln.projects.gate.read import project_image
 from torchkiln.projects.smoke.account import is_project
 from torchkiln.sbom.bill import Bill
-from torchkiln.sbom.listed import LIMIT
-from torchkiln.sbom.matches import items_of, matches
+from torchkiln.sbom.matches import LIMIT, items_of, matches
 from torchkiln.sbom.read_image import bill_of_image, read_evidence
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
@@ -59,7 +58,6 @@ def sbom(name: str | None, chosen: CellOptions, document: Path | None, images: P
 
 
 def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
-    """The bill of the image of a cell or a project."""
     found = open_layout(named.layout).image(named.ref)
     if is_project(found):
         project = project_image(found, named.layout, images, store)
@@ -71,11 +69,7 @@ def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
-    """Print the image's digest if *document* lists exactly what is in the image.
-
-    :raises VerificationFailed: *document* is invalid or differs; the message lists every difference.
-    :raises ConfigError: *document* cannot be read.
-    """
+    """Print the image's digest if *document* lists exactly what is in the image."""
     data = read_given(document, LIMIT, hint="name a file that torchkiln sbom printed")
     with progress(quiet=False) as observer:
         items = items_of(read_evidence(image, store, observer=observer))

@@ -132,7 +132,6 @@ def drop(where: str, images: Path, every: bool, project: Path | None, dry_run: b
 
 
 def _locked(images: Path) -> tuple[str, ...]:
-    """The tags of all locks in *images*."""
     found = tuple(sorted(path.parent.name for path in images.glob("*/lock.json")))
     if not found:
         raise ConfigError(f"{images}: no locks", hint="run: torchkiln lock --all")

@@ -20,8 +20,8 @@ from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.projects.kind import KINDS
 from torchkiln.publishing.verification import Depth, Verified, VerifySession, verify_layout
-from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reference import ImageReference, parse_reference
+from torchkiln.registry.session import open_registry
 from torchkiln.smoke.suite import load_suite
 
 # A reference in a registry has a slash.

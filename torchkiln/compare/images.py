@@ -33,8 +33,6 @@ _HEAD = 512
 
 
 class ImageReader(Protocol):
-    """Reads an image."""
-
     def digest(self) -> str:
         """The digest of the image's manifest, or the engine's ID of the image."""
 
@@ -104,8 +102,6 @@ class InLayout:
 
 @dataclass(frozen=True, slots=True)
 class InEngine:
-    """An image in a Docker engine, by name."""
-
     name: str
     engine: Engine
 

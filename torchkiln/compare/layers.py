@@ -72,13 +72,11 @@ class Contrast:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
         unshared = self.only_a.layers or self.only_b.layers
         return not (unshared or self.packages or self.settings or self.reordered)
 
 
 def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
-    """Compare *a* and *b*."""
     only_a, only_b = _not_in(a.layers, b.layers), _not_in(b.layers, a.layers)
     unshared = {layer.diff_id for layer in only_a}
     ids = [[layer.diff_id for layer in image.layers] for image in (a, b)]
@@ -95,7 +93,6 @@ def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
 
 
 def setting_changes(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[SettingChange, ...]:
-    """The settings that differ between *a* and *b*, by name."""
     return tuple(
         SettingChange(name=name, a=a.get(name, ""), b=b.get(name, ""))
         for name in sorted(a.keys() | b.keys())

@@ -150,7 +150,6 @@ def _fetched(wheels: Sequence[LockedWheel], environment: Environment) -> list[Pa
 
 
 def _written(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write *files*, by their path below *folder*."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -260,7 +259,6 @@ class _BuildLog:
         self._last: deque[str] = deque(maxlen=_LAST)
 
     def add(self, line: str) -> None:
-        """Record one line."""
         if line:
             self._last.append(line)
         if (found := _STEP.fullmatch(line)) and found[1] not in self._names:

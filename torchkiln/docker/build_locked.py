@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln.base.recipe import BaseRecipe, recipe
-from torchkiln.base.sources import values, variables
+from torchkiln.base.recipe import BaseRecipe, recipe, values, variables
 from torchkiln.docker.build import BuildxOptions, EngineImage, build
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.engine.build import after, check_trusted

@@ -36,8 +36,6 @@ _SPACE_HINT = "check the free space where the engine keeps its data: docker syst
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """An engine with Docker's API."""
-
     host: str  # "unix:///var/run/docker.sock"
     version: str
     kind: str = "Docker"  # or "Podman", whose socket has the same API without BuildKit
@@ -229,7 +227,6 @@ def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Obs
 
 
 def _archive(image: ImageOnDisk, names: Sequence[str]) -> Generator[bytes, None, None]:
-    """*image* as an archive for `docker load`, in chunks."""
     reading, writing = os.pipe()
 
     def write() -> None:

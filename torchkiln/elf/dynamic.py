@@ -105,7 +105,6 @@ class _Tables:
         return found[0] if found else None
 
     def content(self, section: Section) -> memoryview:
-        """The bytes of *section*."""
         if section.stop - section.start > _MOST:
             raise BadElf(f"a section of more than {_MOST >> 20} MiB", section.at)
         return self._data[section.start : section.stop]
@@ -116,7 +115,6 @@ class _Tables:
         return form.iter_unpack(data[: len(data) // form.size * form.size])
 
     def name(self, section: Section, offset: int) -> str:
-        """The name at *offset* of the string table of *section*."""
         strings = self._strings.get(section.link)
         if strings is None:
             row = self._rows[section.link] if section.link < len(self._rows) else None

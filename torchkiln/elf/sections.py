@@ -105,7 +105,6 @@ def segments(data: Data) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _table(header: tuple[int, ...]) -> tuple[int, int]:
-    """Start and stop of the section table."""
     return header[6], header[6] + header[12] * _SECTION.size
 
 
@@ -177,7 +176,6 @@ def _entries(data: Data, offset: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _offset(rows: list[tuple[int, int, int, int]], address: int) -> int:
-    """The offset of *address* in the file."""
     for kind, offset, start, size in rows:
         if kind == _LOAD and start <= address < start + size:
             return offset + address - start

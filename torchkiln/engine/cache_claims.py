@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchkiln.base.debs import deb_path
+from torchkiln.base.archive import deb_path
 from torchkiln.base.interpreter import folder_name
 from torchkiln.engine.cache_keys import key_of, layer_key
 from torchkiln.engine.cuda_layers import kept_path
 from torchkiln.model.apt import LockedApt
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedStandalone, LockedWheel
 from torchkiln.model.plan import ArtefactLayer, ImagePlan
 from torchkiln.plan.layers import cell_layers

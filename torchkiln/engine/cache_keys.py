@@ -1,4 +1,4 @@
-"""Computes the keys of layers in the cache: hashes of everything that determines their bytes.
+"""Computes the keys of layers in the cache, hashes of all that determines their bytes; reads their records.
 
 The key of a wheel layer is the hash of wheels, Python and recipe; that of a toolkit layer, of archives and
 the rule by which they are extracted. The key of a converted layer has the digest of the original layer and
@@ -10,21 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torchkiln.cuda.tree import RULE
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import PREFIX, PYTHON_RULE, RECIPE, ImagePython
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
+from torchkiln.store.store import Store
 from torchkiln.util import codec
 
 
 def key_of(layer: MadeLayer) -> str:
-    """The key of *layer* in the cache."""
     match layer:
         case WheelLayer():
             return layer_key(layer.wheels, layer.python, layer.device_code)
@@ -48,7 +51,6 @@ def layer_key(
 
 
 def _key(**inputs: Any) -> str:
-    """The hash of *inputs*, recipe and encoder."""
     whole = {**inputs, "recipe": RECIPE, "encoder": ENCODER}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
@@ -68,3 +70,42 @@ def format_key(layer: Digest, encoder: str) -> str:
 def source_of(key: str) -> str:
     """The hex digest of the original layer in a `format_key`."""
     return key.partition("-")[0]
+
+
+_RECORDS = "layers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRecord:
+    """A layer that was made; its blob may have been pruned."""
+
+    blob: Blob
+    verified: bool  # its wheels were checked; otherwise it was compared with a lock
+
+
+def record_of(layer: MadeLayer, store: Store) -> LayerRecord | None:
+    record = store.record(_RECORDS, key_of(layer))
+    if record is None:
+        return None
+    return LayerRecord(blob=blob_of(record), verified=bool(record.get("looked_into")))
+
+
+def cached_record(layer: MadeLayer, store: Store) -> LayerRecord | None:
+    """The record of *layer*, if its blob is in *store*."""
+    found = record_of(layer, store)
+    return found if found and store.has_blob(found.blob.digest, found.blob.size) else None
+
+
+def store_layer(layer: MadeLayer, blob: Blob, path: Path, store: Store, *, verified: bool = True) -> None:
+    """Move the blob of *layer* from *path* into *store* and record it."""
+    store.adopt(path, store.blob(blob.digest))
+    store.put_record(_RECORDS, key_of(layer), {**asdict(blob), "looked_into": verified})
+
+
+def blob_of(record: dict[str, Any]) -> Blob:
+    return Blob(
+        digest=Digest(record["digest"]),
+        diff_id=Digest(record["diff_id"]),
+        size=record["size"],
+        unpacked=record["unpacked"],
+    )

@@ -12,18 +12,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from torchkiln.cuda.keep import keep
-from torchkiln.cuda.layer import write_layer
+from torchkiln.cuda.layer import keep, write_layer
 from torchkiln.cuda.tree import RULE
-from torchkiln.engine.cache_keys import key_of
-from torchkiln.engine.records import cached_record, store_layer
+from torchkiln.engine.cache_keys import cached_record, key_of, store_layer
 from torchkiln.errors import BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
-from torchkiln.model.progress import ArchiveSource, Observer
+from torchkiln.model.progress import ArchiveSource, Observer, Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile, private_folder
 from torchkiln.wheel.source import Cancelled
@@ -32,7 +31,6 @@ _PARALLEL = 4  # archives; xz runs without the GIL
 
 
 def kept_path(archive: LockedArchive) -> str:
-    """The path in the cache of the extracted files of *archive*."""
     return f"toolkits/{archive.sha256}/{archive.filename.removesuffix('.xz')}.{RULE}"
 
 
@@ -146,12 +144,8 @@ def _extracted(
         with store.writable():
             private_folder(part.parent)
         observer.begin("download", archive.filename, archive.size)
-        path = source.archive(
-            archive,
-            part,
-            on_progress=lambda count: observer.advance("download", archive.filename, count),
-            cancelled=cancelled,
-        )
+        advanced = partial(observer.advance, "download", archive.filename)
+        path = source.archive(archive, part, Transfer(advanced, cancelled))
         observer.end("download", archive.filename)
         if path is None:
             raise Cancelled

@@ -168,7 +168,6 @@ def _readers(_: Path) -> Iterator[Probe]:
 
 
 def _answer(part: Part, what: str, command: list[str], cure: str) -> Probe:
-    """Whether *command* succeeds."""
     works, said = _run(command)
     return Probe(part=part, what=what, ok=works, found=said or ("yes" if works else "no answer"), cure=cure)
 
@@ -200,7 +199,6 @@ def _install(name: str) -> str:
 
 
 def _apt_has(package: str) -> bool:
-    """Whether apt can install *package*."""
     works, said = _run(["apt-cache", "policy", package], lines=3)
     return works and "Candidate: " in said and "Candidate: (none)" not in said
 

@@ -16,8 +16,6 @@ from torchkiln.vault import VARIABLE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Cache, downloads, progress and messages."""
-
     store: Store
     fetcher: Fetcher
     observer: Observer

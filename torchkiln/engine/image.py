@@ -18,17 +18,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchkiln.engine.cache_keys import format_key
+from torchkiln.engine.cache_keys import blob_of, format_key
 from torchkiln.engine.cuda_layers import toolkit_layers
 from torchkiln.engine.dependencies import check_metadata
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import known_blob
-from torchkiln.engine.records import blob_of
 from torchkiln.errors import BuildFailed
 from torchkiln.locks.file import to_json
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import DEFAULT_FORMAT, Blob, ImageLayer, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, Blob, BuiltImage, ImageLayer, LayerFormat
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.model.progress import Observer
 from torchkiln.oci.compression import GZIP, TARGETS, TargetCompression
@@ -126,7 +124,6 @@ def make_layers(
 
 
 def _described(blob: Blob) -> str:
-    """The digest of *blob*, and diff_id and size of its tar."""
     return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 

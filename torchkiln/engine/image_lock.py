@@ -55,7 +55,6 @@ def lock_of(image: ImageOnDisk, tag: str, layout: Path, images: Path, store: Sto
 
 
 def _kept(digest: str, image: ImageOnDisk, layout: Layout, store: Store) -> Iterator[LockedCell]:
-    """The locks that are kept for *image*, whose config has the *digest* of its lock."""
     # A lock can be damaged, or written by another version of torchkiln.
     with suppress(OSError, Stale):
         yield from_json(read_file(layout.lock(image.manifest), LIMIT, follow=False))

@@ -23,6 +23,7 @@ from torchkiln.locks.file import LIMIT, from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import DebFile, LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.model.progress import Transfer
 from torchkiln.oci.documents import descriptors
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.store.store import Store
@@ -229,7 +230,7 @@ def _kept(file: LockedWheel | LockedArchive | DebFile, fetch: Callable[[Path], P
 
 
 def _archive(found: LockedArchive, part: Path, environment: Environment) -> Path:
-    path = environment.archives.archive(found, part, on_progress=lambda _: None, cancelled=lambda: False)
+    path = environment.archives.archive(found, part, Transfer())
     assert path is not None
     return path
 
@@ -279,10 +280,7 @@ def _document(title: str, data: bytes) -> KeptFile:
 
 
 def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:
-    """The descriptors in the manifest of a lock.
-
-    :raises VerificationFailed: it is not a valid manifest.
-    """
+    """The descriptors in the manifest of a lock."""
     try:
         document = json_of(manifest)
     except ValueError as error:

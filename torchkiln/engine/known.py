@@ -1,18 +1,20 @@
 """Finds the layers of a plan that are cached, and what a build has to make and to download.
 
-`record_layers` records them in the lock: later builds must make the same layers.
+`record_layers` records them in the lock: later builds must make the same layers, so the digest of the image
+can be predicted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torchkiln.engine.cache_keys import cached_record, record_of
 from torchkiln.engine.cuda_layers import kept_path
-from torchkiln.engine.predicted_digest import encoded
-from torchkiln.engine.records import cached_record, record_of
 from torchkiln.locks.lock import load_locked, save
+from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.plan import (
@@ -24,6 +26,9 @@ from torchkiln.model.plan import (
     ToolkitLayer,
     WheelLayer,
 )
+from torchkiln.oci import tar
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.image import describe
 from torchkiln.plan.layers import made_layers
 from torchkiln.store.store import Store
 
@@ -117,3 +122,35 @@ def record_layers(images: Path, tag: str, store: Store) -> Literal["recorded", "
         return "already" if all(spec.title in recorded for spec in made_layers(locked)) else "not built"
     save(images, replace(locked, layers=layers))
     return "recorded"
+
+
+def predicted_digest(plan: ImagePlan) -> Digest | None:
+    """The manifest's digest; None if a layer is not recorded."""
+    known = [
+        ImageLayer(title=layer.title, blob=blob)
+        for layer, blob in zip(plan.layers, predicted_blobs(plan), strict=True)
+        if blob
+    ]
+    return describe(plan, known).manifest_digest if len(known) == len(plan.layers) else None
+
+
+def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
+    """The blob of each layer, lowest first; None if it is not recorded."""
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
+    return [_blob(layer, plan, recorded) for layer in plan.layers]
+
+
+def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
+    """The recorded blob, None if there is none; overlays and removals are small, and are encoded here."""
+    match layer:
+        case ArtefactLayer():
+            return layer.blob
+        case OverlayLayer() | RemovalLayer():
+            return encoded(layer, plan.epoch)[1]
+    return recorded.get(layer.title)
+
+
+def encoded(layer: OverlayLayer | RemovalLayer, epoch: int) -> tuple[bytes, Blob]:
+    """The blob of *layer* and its description."""
+    links = layer.links if isinstance(layer, OverlayLayer) else ()
+    return encode_bytes(tar.archive((*layer.files, *links), mtime=epoch))

@@ -8,16 +8,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from torchkiln.engine.cache_keys import record_of
 from torchkiln.engine.environment import Environment
-from torchkiln.engine.records import record_of
 from torchkiln.errors import BuildFailed, NotListed
 from torchkiln.index.verified import fetch_verified
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
-from torchkiln.model.progress import Fetcher
+from torchkiln.model.progress import Fetcher, Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.util.sizes import size
@@ -103,12 +104,8 @@ def fetched(file: LockedWheel, environment: Environment) -> Path:
         part = store.part(file)
         private_folder(part.parent)
         observer.begin("download", file.filename, file.size)
-        fetch_verified(
-            environment.fetcher.fetch,
-            file,
-            part,
-            on_progress=lambda count: observer.advance("download", file.filename, count),
-        )
+        advanced = partial(observer.advance, "download", file.filename)
+        fetch_verified(environment.fetcher.fetch, file, part, Transfer(advanced))
         observer.end("download", file.filename)
         return store.adopt(part, store.wheel(file))
 
@@ -131,7 +128,7 @@ def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> I
             if not store.has_wheel(wheel):
                 part = store.part(wheel)
                 private_folder(part.parent)
-                fetcher.fetch(wheel, part, on_progress=lambda _: None, cancelled=cancelled.is_set)
+                fetcher.fetch(wheel, part, Transfer(cancelled=cancelled.is_set))
 
     with ThreadPoolExecutor(_STREAMS, "prefetch") as pool:
         for wheel in sorted(wheels, key=lambda wheel: -wheel.size):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.base import artefact
+from torchkiln.base.archive import sha256_of
 from torchkiln.base.confined import ConfinedPython, require_sandbox
-from torchkiln.base.debs import sha256_of
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
 from torchkiln.base.python_archive import PythonFiles, content_of, layer_tar, read_python, sources
 from torchkiln.base.remake import scratch_folder
@@ -103,7 +103,7 @@ class StandalonePythons:
             )
         path = Path(location)
         if "://" in location:
-            from torchkiln.index.python_builds import download  # slow to import, and most builds need none
+            from torchkiln.index.download import download  # slow to import, and most builds need none
 
             path, observer, name = folder / "archive", report.observer, archive.filename
             download(

@@ -20,20 +20,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from torchkiln.base.confined import interpreter, require_sandbox, sandbox_fault
-from torchkiln.engine.cache_keys import key_of
+from torchkiln.engine.cache_keys import key_of, store_layer
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.known import known_blob
-from torchkiln.engine.records import store_layer
 from torchkiln.engine.worker import Task, WheelInput, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, PlannedLayer, WheelLayer
-from torchkiln.model.progress import Work
+from torchkiln.model.progress import Transfer, Work
 from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
@@ -95,7 +95,6 @@ def _check_sandbox(environment: Environment, *, foreign: bool) -> None:
 
 
 def _interpreter(python: ImagePython, locked: LockedCell, store: Store) -> tuple[str, ...]:
-    """The command that starts *python*: the base's, or the standalone one."""
     if python.version == locked.base.python:
         return tuple(interpreter(locked.base, store).argv())
     return tuple(interpreter(locked.base, store, locked.standalone).argv())
@@ -111,7 +110,6 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Bytes of its wheels."""
         return sum(wheel.size for wheel in self.layer.wheels)
 
 
@@ -185,7 +183,6 @@ class Scheduler:
             )
 
     def _run_job(self, slot: int, job: Job) -> tuple[Blob, Path]:
-        """Download the wheels of a job and make its blob."""
         out, complete = self._store.temporary("layer"), False
         self._outs.append(out)
         try:
@@ -301,12 +298,8 @@ class Scheduler:
         private_folder(part.parent)
         started = time.monotonic()
         self._observer.begin("download", wheel.filename, wheel.size)
-        self._fetcher.fetch(
-            wheel,
-            part,
-            on_progress=lambda count: self._observer.advance("download", wheel.filename, count),
-            cancelled=self._cancelled.is_set,
-        )
+        advanced = partial(self._observer.advance, "download", wheel.filename)
+        self._fetcher.fetch(wheel, part, Transfer(advanced, self._cancelled.is_set))
         self._done("download", wheel.filename, started)
         return WheelInput(wheel=wheel, path=part)
 

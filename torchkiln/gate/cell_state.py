@@ -53,7 +53,6 @@ class CellRecord:
 
     @property
     def present(self) -> tuple[SignedReport, ...]:
-        """The reports of the image of the lock."""
         return tuple(signed for signed in self.reports if self.image and signed.report.image == self.image)
 
 

@@ -27,8 +27,6 @@ _ORDER: tuple[Outcome, ...] = ("refused", "passed", "not-applicable", "missing")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckStatus:
-    """The status of one check of the suite."""
-
     check: str
     tier: int
     required: bool

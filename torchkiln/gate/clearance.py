@@ -8,56 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchkiln import __version__
-from torchkiln.attest.publication import PUBLICATION
-from torchkiln.attest.statement import Statement, payload, statement
+from torchkiln.attest.statement import PUBLICATION, Statement, payload, statement
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, GateResult, ProjectProof
-from torchkiln.locks.lock import from_json, to_json
+from torchkiln.locks.file import from_json, to_json
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
 from torchkiln.smoke.attestation import statement_of
 from torchkiln.smoke.suite import SuiteCheck
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import DIGEST, TEXT, list_of, mapping, sentences
 
 CLEARANCE = "urn:torchkiln:clearance:1"
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["suite", "checks", "override", "missing", "reports"],
-    "properties": {
-        "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+_TIER = {"type": "integer", "minimum": 0, "maximum": 3}
+_SCHEMA = mapping(
+    {
+        "suite": DIGEST,
+        "checks": list_of(mapping({"check": TEXT, "tier": _TIER})),
         "override": {"type": ["string", "null"]},
-        "names": {"type": "string"},
-        "locks": {"type": "array", "maxItems": 100, "items": {"type": "string"}},
-        "reports": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["gpus"],
-                "properties": {"gpus": {"type": "string"}},
-            },
-        },
-        "missing": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["what", "why"],
-                "properties": {"what": {"type": "string"}, "why": {"type": "string"}},
-            },
-        },
-        "checks": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["check", "tier"],
-                "properties": {
-                    "check": {"type": "string"},
-                    "tier": {"type": "integer", "minimum": 0, "maximum": 3},
-                },
-            },
-        },
+        "missing": list_of(mapping({"what": TEXT, "why": TEXT})),
+        "reports": list_of(mapping({"gpus": TEXT})),
     },
-}
+    names=TEXT,
+    locks=list_of(TEXT, maxItems=100),
+)
 
 
 def clearance(cleared: ClearedImage) -> Statement:
@@ -148,8 +122,6 @@ def not_proved(project: ProjectProof) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The content of a clearance."""
-
     suite: Digest
     checks: tuple[SuiteCheck, ...]  # all checks of the suite
     override: str | None

@@ -16,7 +16,7 @@ from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
 from torchkiln.gate.gpu_stack import BINDING, EarlierImage
 from torchkiln.gate.hints import GivenOptions, Needed, commands
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.gpu_archs import is_kept_for
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import tag_of
@@ -284,7 +284,6 @@ def _carried(
 
 
 def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
-    """Why *policy* cannot be satisfied."""
     known = {check.id for check in suite.checks}
     for name in policy.checks:
         if name not in known:

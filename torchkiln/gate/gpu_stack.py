@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest, digest_of_json, parse_digest
 from torchkiln.model.lock import LockedCell

@@ -1,23 +1,29 @@
-"""Reads reports and keys for the gate, and checks images of cells against the policy."""
+"""Reads reports and keys for the gate, and checks images of cells against the policy.
+
+In a folder of reports such as docs/proofs, `NAME.pub.pem` is the key of the reports `NAME*`. The owner of the
+folder chooses the keys, so a valid signature shows that a report was not changed after it was signed, but not
+who made it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from torchkiln.attest import dsse
 from torchkiln.attest.keys import KeyInRole, keys_for
 from torchkiln.engine.image_lock import kept_lock
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge
 from torchkiln.gate.gpu_stack import EarlierImage, earlier_images
 from torchkiln.gate.hints import GivenOptions
-from torchkiln.gate.kept_reports import locks_in
-from torchkiln.locks.lock import load_locked, lock_digest
+from torchkiln.locks.file import LIMIT, from_json, lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
@@ -28,6 +34,7 @@ from torchkiln.smoke import attestation, hosts
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import host_fault, verdict
+from torchkiln.util.strict_json import read_file, read_given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +52,6 @@ class GateInputs:
 
     @property
     def trusted(self) -> tuple[KeyInRole, ...]:
-        """The trusted keys."""
         return (*self.keys, *self.named)
 
     def demand_keys(self, policy_file: Path) -> None:
@@ -76,7 +82,6 @@ class GateInputs:
         )
 
     def policy_for(self, locked: LockedCell) -> Policy:
-        """The policy for the cell of *locked*."""
         policy = self.policy.of(locked.resolution)
         return replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
 
@@ -153,3 +158,65 @@ def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> 
 
 def _is_conclusive(finding: Finding) -> bool:
     return finding.outcome == "passed" or (finding.outcome == "failed" and host_fault(finding) is None)
+
+
+_KEY = ".pub.pem"
+_KEY_LIMIT = 1 << 16  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptReport:
+    """A report; *files* has the names and bytes of its file, and of the key that verified it."""
+
+    signed: SignedReport
+    files: tuple[tuple[str, bytes], ...]
+
+
+def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
+    """The reports on images of cells in *folder*, sorted; a signed report is verified if its key is there.
+
+    :raises ConfigError: the folder or a key cannot be read.
+    :raises VerificationFailed: a signature is invalid.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such directory", hint="name a folder of smoke reports")
+    keys = {
+        path.name.removesuffix(_KEY): read_given(path, _KEY_LIMIT, hint="remove it, or make it readable")
+        for path in sorted(folder.glob(f"*{_KEY}"))
+    }
+    trusted = {name: dsse.public_key(pem, where=f"{name}{_KEY}") for name, pem in keys.items()}
+    found = []
+    for path in attestation.files(folder):
+        try:
+            filed = attestation.filed(path)
+            report = filed.signed_report().report
+        except KilnError:  # not every file in a folder is a report
+            continue
+        if report.image is None or report.project:
+            continue
+        names = _beginning(path.name, keys)
+        signed = filed.signed_report([trusted[name] for name in names])
+        own = [(f"{name}{_KEY}", keys[name]) for name in names if signed.signers]
+        found.append(KeptReport(signed=signed, files=((path.name, filed.data), *own)))
+    return tuple(found)
+
+
+def reports_in(folder: Path) -> tuple[SignedReport, ...]:
+    """The reports of `kept_reports`, without the bytes."""
+    return tuple(kept.signed for kept in kept_reports(folder))
+
+
+def _beginning(name: str, prefixes: Iterable[str]) -> list[str]:
+    """The longest of *prefixes* with which *name* begins, if there is one."""
+    matches = [prefix for prefix in prefixes if name.startswith(prefix)]
+    return [max(matches, key=len)] if matches else []
+
+
+def locks_in(folder: Path) -> dict[Digest, LockedCell]:
+    """The locks of earlier images by digest: `NAME.lock.json` beside their reports, without damaged ones."""
+    found = {}
+    for path in sorted(folder.glob("*.lock.json")):
+        with suppress(KilnError, OSError):
+            locked = from_json(read_file(path, LIMIT))
+            found[lock_digest(locked)] = locked
+    return found

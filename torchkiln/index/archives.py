@@ -6,7 +6,7 @@ The hashes are in the lock, so a mirror need not be trusted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from torchkiln.errors import BadArchive, BadWheel, BuildFailed, ConfigError
 from torchkiln.index.settings import index_settings, with_address
 from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.lock import LockedArchive
+from torchkiln.model.progress import Transfer
 
 if TYPE_CHECKING:
     from torchkiln.index.download import DirectDownloads
@@ -84,14 +85,7 @@ class CudaArchives:
     def _remote(self) -> bool:
         return "://" in self._location
 
-    def archive(
-        self,
-        archive: LockedArchive,
-        part: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> Path | None:
+    def archive(self, archive: LockedArchive, part: Path, transfer: Transfer) -> Path | None:
         """The file in the user's folder, or *part*, to which it is downloaded (with resume); None: cancelled.
 
         :raises BadArchive: size or SHA-256 differ from the lock; a download is deleted.
@@ -102,11 +96,11 @@ class CudaArchives:
         with _described(archive):
             if self._remote:
                 fetch = self._open_mirror().fetch
-                complete = fetch_verified(fetch, archive, part, on_progress=on_progress, cancelled=cancelled)
+                complete = fetch_verified(fetch, archive, part, transfer)
                 return part if complete else None
             found = self._in_folder(archive)
             verify(archive, found)
-            on_progress(archive.size)
+            transfer.advanced(archive.size)
             return found
 
     def _in_folder(self, archive: LockedArchive) -> Path:

@@ -20,15 +20,17 @@ from urllib3.exceptions import HTTPError
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import IndexSession, http_error, send, unavailable
-from torchkiln.index.settings import index_settings
+from torchkiln.index.settings import index_settings, redact, with_address
 from torchkiln.index.verified import F, LockedFile, fetch_verified
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Transfer
 from torchkiln.store.store import Store
 from torchkiln.util.files import PassingFile
-from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.failures import reason_of
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
+from torchkiln.util.http.session import LEAST
 
 STALLED = 30.0  # seconds without progress after which another connection is tried
 GIVEN_UP = 60.0  # seconds without progress after which no further attempt begins
@@ -60,16 +62,14 @@ class Downloader(ABC, Generic[F]):
         count = min(count, file.size)
         return self._retry(file, lambda location: self._tail(location, file, count))
 
-    def fetch(
-        self, file: F, path: Path, /, *, on_progress: Callable[[int], None], cancelled: Callable[[], bool]
-    ) -> None:
+    def fetch(self, file: F, path: Path, transfer: Transfer, /) -> None:
         """Download the file to *path*, or resume the download there; the hash is not verified.
 
         The file only grows, so that another process can read it meanwhile: if the server ignores the range,
         the bytes that are there already are skipped.
 
-        :param on_progress: called with the number of new bytes; first with those that were there already.
-        :param cancelled: once it returns True, `fetch` returns early and keeps the partial file.
+        :param transfer: it first gets the number of bytes that were there already; if it is cancelled, the
+            partial file is kept.
         :raises BuildFailed: the download failed, or the file cannot be written.
         :raises BadWheel: the size differs from the lock.
         """
@@ -82,8 +82,8 @@ class Downloader(ABC, Generic[F]):
             if have > file.size:
                 have = out.truncate(0)
             if have:
-                on_progress(have)
-            stream = _Stream(file, path, out, have, on_progress, cancelled)
+                transfer.advanced(have)
+            stream = _Stream(file, path, out, have, transfer)
             try:
                 if not stream.done():
                     self._retry(file, lambda location: self._receive(location, stream), stream)
@@ -93,7 +93,6 @@ class Downloader(ABC, Generic[F]):
                     path.unlink(missing_ok=True)
 
     def _receive(self, location: FileAt, stream: _Stream) -> None:
-        """Read one response into *stream*."""
         have, file = stream.have, stream.file
         ranged = bool(have) or file.size >= _LARGE
         byte_range = f"bytes={have}-" if ranged else ""
@@ -199,9 +198,7 @@ class Downloads(Downloader[LockedWheel]):
         """
         return self.pages.measure(self._locate(wheel, fresh=False)).size or 0
 
-    def fetch_wheel(
-        self, wheel: LockedWheel, store: Store, *, on_progress: Callable[[int], None] = lambda _: None
-    ) -> Path:
+    def fetch_wheel(self, wheel: LockedWheel, store: Store) -> Path:
         """The wheel in *store*, downloaded and verified if it is not there.
 
         :raises BadWheel: size or SHA-256 differ from the lock; the download is deleted.
@@ -212,7 +209,7 @@ class Downloads(Downloader[LockedWheel]):
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
             part = store.part(wheel)
-            fetch_verified(self.fetch, wheel, part, on_progress=on_progress)
+            fetch_verified(self.fetch, wheel, part, Transfer())
             return store.adopt(part, path)
 
     def _locate(self, file: LockedWheel, *, fresh: bool) -> FileAt:
@@ -240,12 +237,10 @@ class _Stream:
     path: Path
     out: FileIO
     have: int
-    on_progress: Callable[[int], None]
-    cancelled: Callable[[], bool]
+    transfer: Transfer
 
     def done(self) -> bool:
-        """Whether the file is complete, or the download cancelled."""
-        return self.have == self.file.size or self.cancelled()
+        return self.have == self.file.size or self.transfer.cancelled()
 
     def check(self) -> None:
         """Check that the file holds all bytes written; otherwise a process that reads it would wait forever.
@@ -277,7 +272,7 @@ class _Stream:
                 raise _unwritable(self.path, error) from error
             rest = rest[written:]
             self.have += written
-            self.on_progress(written)
+            self.transfer.advanced(written)
 
 
 @contextlib.contextmanager
@@ -321,3 +316,45 @@ def _unwritable(path: Path, error: OSError) -> BuildFailed:
         f"{path.name} cannot be written: {(error.strerror or str(error)).lower()}",
         hint="free disk space, or set TORCHKILN_CACHE to another folder; the partial download is kept",
     )
+
+
+_MOST = 1 << 30  # bytes; real archives have 20 to 120 million
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sized:
+    """An archive, and its size on the server, because the matrix does not state the size."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+def download(
+    archive: PythonArchive,
+    url: str,
+    path: Path,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    began: Callable[[int], None],
+    on_progress: Callable[[int], None],
+) -> None:
+    """Download *archive* from *url* to *path*; the caller verifies its hash.
+
+    :param began: called with the number of bytes.
+    :raises BuildFailed: the server cannot be reached, does not have the file, or has a much too large one.
+    """
+    settings, address = with_address(index_settings(environ), url, "archive")
+    pages = Pages(settings, store)
+    at = FileAt(filename=archive.filename, url=address, size=None, sha256=archive.sha256)
+    size = pages.measure(at).size or 0
+    file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
+    if size > _MOST:
+        raise BuildFailed(
+            f"{redact(address)}: too large for an archive of a Python: {size} bytes, limit {_MOST >> 20} MiB",
+            hint="correct the URL in matrix.yaml, under pythons",
+        )
+    began(size)
+    source: DirectDownloads[_Sized] = DirectDownloads(pages.session, lambda _: address)
+    source.fetch(file, path, Transfer(on_progress))

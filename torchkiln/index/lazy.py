@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Transfer
 
 if TYPE_CHECKING:
     from torchkiln.index.download import Downloads
@@ -37,12 +37,5 @@ class LazyIndex:
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         return self._index().tail(wheel, count)
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self._index().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
+        self._index().fetch(wheel, path, transfer)

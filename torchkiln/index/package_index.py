@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -9,22 +10,25 @@ from dataclasses import replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name
+from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, newest_of, tags_of
 from torchkiln.index.listing import ListedFile
-from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages, path_of
+from torchkiln.index.read_page import excludes_index, merged, of_project, wheels_on
+from torchkiln.index.remote_wheel import file_in
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
 from torchkiln.model.cell import Source
 from torchkiln.model.device_code import NVIDIA
-from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
+from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, LocalWheel, WheelMetadata, read_metadata
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
+from torchkiln.util.wheel_names import parse_wheel_filename
 
 _SMALL = "pip"  # a project whose page is small
 
@@ -137,3 +141,56 @@ def _unlisted(wheel: KnownWheel | LocalWheel, index: Source, size: int) -> Locke
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:
     """The indexes of the user's settings."""
     return PackageIndex(Pages(index_settings(environ), store))
+
+
+class Releases:
+    """The default index; each page is read once."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self._projects: dict[str, dict[Version, list[FileAt]]] = {}
+
+    def versions(self, project: str) -> tuple[str, ...]:
+        """The final releases of *project* that have wheels, oldest first.
+
+        :raises Unresolvable: the index does not have the project.
+        :raises BuildFailed: the page cannot be read.
+        """
+        return tuple(str(version) for version in sorted(self._releases(project)) if not version.is_prerelease)
+
+    def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
+        """The wheels of a release; empty if the index does not have the release."""
+        return tuple(self._releases(project).get(Version(version), ()))
+
+    def metadata(self, wheel: FileAt) -> WheelMetadata:
+        """METADATA of *wheel*.
+
+        :raises BuildFailed: METADATA cannot be read.
+        """
+        return read_metadata(Metadata(self.pages).of(wheel, Source.DEFAULT))
+
+    def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
+        """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none.
+
+        :raises BuildFailed: the file cannot be read, or is larger.
+        """
+        return file_in(self.pages.session, wheel, re.compile(re.escape(path)), limit)
+
+    def _releases(self, project: str) -> dict[Version, list[FileAt]]:
+        if project not in self._projects:
+            found: dict[Version, list[FileAt]] = {}
+            with self.pages.page(project, Source.DEFAULT, fresh=True) as page:
+                wheels = wheels_on(page, project)
+            for wheel in wheels:
+                try:
+                    version = parse_wheel_filename(wheel.filename)[1]
+                except InvalidWheelFilename:
+                    continue
+                found.setdefault(version, []).append(wheel)
+            self._projects[project] = found
+        return self._projects[project]
+
+
+def open_offered(environ: Mapping[str, str], store: Store) -> Releases:
+    """The default index of the user's settings."""
+    return Releases(Pages(index_settings(environ), store))

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -42,13 +42,10 @@ MOST = 16 << 20  # bytes of a page; the largest known page has ten million
 class Pages:
     """The project pages of the configured indexes; thread-safe."""
 
-    def __init__(
-        self, settings: IndexSettings, store: Store, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: IndexSettings, store: Store) -> None:
         self.settings = settings
         self.store = store
         self.session = IndexSession(settings)
-        self._clock = clock
         self._fetched: set[tuple[str, Source]] = set()
         self._large = threading.RLock()  # one large page at a time: in memory each is several times its size
 
@@ -213,7 +210,7 @@ class Pages:
             headers = {"Accept": _ACCEPT}
             if cached and cached["etag"]:
                 headers["If-None-Match"] = str(cached["etag"])
-            elif cached and not fresh and 0 <= self._clock() - float(cached["at"]) < _FRESH:
+            elif cached and not fresh and 0 <= time.time() - float(cached["at"]) < _FRESH:
                 return _page_of(cached)
             del cached
         try:
@@ -250,7 +247,7 @@ class Pages:
             "url": page.url,
             "json": page.json,
             "etag": response.headers.get("ETag", ""),
-            "at": self._clock(),
+            "at": time.time(),
             "body": body.decode("utf-8", "replace"),
         }
         self.store.put_record("pages", key, record)
@@ -286,7 +283,6 @@ def _is_json(response: requests.Response) -> bool:
 
 
 def _valid(record: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """*record*, if it is a cached page."""
     kinds = {"url": str, "json": bool, "etag": str, "at": float, "body": str}
     return (
         record if record and all(isinstance(record.get(key), kind) for key, kind in kinds.items()) else None

@@ -21,10 +21,9 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.index.listing import ListedFile
-from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
-from torchkiln.index.read_page import located, release_files
+from torchkiln.index.read_page import excludes_index, located, merged, of_project, release_files
 from torchkiln.index.session import TOTAL
 from torchkiln.model.cell import Source
 from torchkiln.model.index import LocalWheel
@@ -72,7 +71,6 @@ class Relay:
         self._thread.join()
 
     def url(self, index: Source) -> str:
-        """The URL of *index*, for uv."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}/{index.value}"
 
     def answer(self, path: str) -> bytes | None:

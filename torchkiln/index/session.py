@@ -20,11 +20,10 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import IndexSettings, origin_of, redact
-from torchkiln.util.http.deadlines import Overdue
 from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
-from torchkiln.util.http.session import LimitedSession, Network
+from torchkiln.util.http.session import LimitedSession, Network, Overdue
 from torchkiln.util.strict_json import open_plain
 
 TIMEOUT = (15.0, 60.0)  # time limits in seconds: to connect, and between two bytes
@@ -106,7 +105,6 @@ def get(
     url: str,
     most: int,
     *,
-    sleep: Callable[[float], None] = time.sleep,
     on_large: Callable[[], object] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
@@ -125,7 +123,7 @@ def get(
             except (HTTPError, http.client.HTTPException, OSError) as error:
                 raise Transient(reason_of(error)) from error
 
-    return _retry(session, url, attempt, sleep)
+    return _retry(session, url, attempt)
 
 
 def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], object]) -> bytes:
@@ -145,19 +143,12 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
     return bytes(body)
 
 
-def request(
-    session: IndexSession,
-    method: str,
-    url: str,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    **kwargs: Any,
-) -> requests.Response:
+def request(session: IndexSession, method: str, url: str, **kwargs: Any) -> requests.Response:
     """`send` with retries.
 
     :raises BuildFailed: all attempts failed.
     """
-    return _retry(session, url, lambda: send(session, method, url, **kwargs), sleep)
+    return _retry(session, url, lambda: send(session, method, url, **kwargs))
 
 
 def byte_count(text: str) -> int | None:
@@ -165,7 +156,7 @@ def byte_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def _retry(session: IndexSession, url: str, step: Callable[[], T]) -> T:
     seconds = session.deadlines.left(TOTAL)
     end = time.monotonic() + seconds
 
@@ -177,7 +168,7 @@ def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callab
             raise Transient(reason_of(error)) from error
 
     try:
-        return retry(limited, sleep=sleep, max_seconds=seconds)
+        return retry(limited, sleep=time.sleep, max_seconds=seconds)
     except GivenUp as error:
         if error.attempts == ATTEMPTS:
             raise unavailable(url, error) from error

@@ -46,7 +46,6 @@ class IndexSettings:
 
     @property
     def untrusted(self) -> tuple[Source, ...]:
-        """The untrusted indexes."""
         return (Source.PYTORCH,) if self.pytorch_untrusted else ()
 
     def url(self, source: Source) -> str:
@@ -147,7 +146,6 @@ def redact(url: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """*text* with every URL redacted."""
     return _URL.sub(lambda found: redact(found.group()), text)
 
 
@@ -157,7 +155,6 @@ def host_of(url: str) -> str:
 
 
 def origin_of(url: str) -> str:
-    """Scheme, host and port."""
     return f"{urlsplit(url).scheme}://{host_of(url)}"
 
 

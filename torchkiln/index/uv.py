@@ -207,7 +207,6 @@ def watch(process: subprocess.Popen[bytes], relay: Relay | None) -> KilnError | 
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that the process *pid* holds."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     return 0

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torchkiln.errors import BadWheel
+from torchkiln.model.progress import Transfer
 
 _CHUNK = 1 << 20
 
 
 class LockedFile(Protocol):
-    """A wheel or an archive."""
-
     @property
     def filename(self) -> str: ...
 
@@ -33,32 +31,17 @@ F_contra = TypeVar("F_contra", bound=LockedFile, contravariant=True)
 class FetchFile(Protocol[F_contra]):
     """`Downloader.fetch`."""
 
-    def __call__(
-        self,
-        file: F_contra,
-        path: Path,
-        /,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None: ...
+    def __call__(self, file: F_contra, path: Path, transfer: Transfer, /) -> None: ...
 
 
-def fetch_verified(
-    fetch: FetchFile[F],
-    file: F,
-    part: Path,
-    *,
-    on_progress: Callable[[int], None],
-    cancelled: Callable[[], bool] = lambda: False,
-) -> bool:
+def fetch_verified(fetch: FetchFile[F], file: F, part: Path, transfer: Transfer) -> bool:
     """*fetch* the file to *part* and verify it; returns False if it was cancelled.
 
     :raises BadWheel: size or SHA-256 differ from the lock; *part* is deleted.
     """
     for resumed in (part.exists(), False):
-        fetch(file, part, on_progress=on_progress, cancelled=cancelled)
-        if cancelled():
+        fetch(file, part, transfer)
+        if transfer.cancelled():
             return False
         try:
             verify(file, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -14,39 +14,78 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
-from torchkiln.locks.file import (
-    LIMIT,
-    from_json,
-    how_to_restore,
-    lock_digest,
-    plain,
-    requirements_txt,
-    to_json,
-)
-from torchkiln.locks.request import NO_RECORD, PublicRecord, System, Versions
+from torchkiln.locks.file import LIMIT, from_json, how_to_restore, plain, requirements_txt, to_json
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source, TorchBuild
 from torchkiln.model.digest import Digest, digest_of_json
-from torchkiln.model.index import IndexRequest
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.model.index import IndexRequest, KnownWheel
+from torchkiln.model.lock import (
+    LockedArchive,
+    LockedBase,
+    LockedCell,
+    LockedStandalone,
+    LockedTools,
+    LockedWheel,
+)
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
+from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
 from torchkiln.model.untrusted import TOOLKIT, is_untrusted
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import read_file
 
-__all__ = [
-    "Index",
-    "from_json",
-    "inputs_digest",
-    "load_locked",
-    "lock",
-    "lock_digest",
-    "requirements_txt",
-    "save",
-    "to_json",
-]
+EVERYTHING = ("*",)
+
+
+def kept_versions(previous: LockedCell | ProjectLock | None, upgrade: Collection[str]) -> dict[str, str]:
+    """The version of each package of a *previous* lock that is not in *upgrade*."""
+    if previous is None or set(EVERYTHING) & set(upgrade):
+        return {}
+    moving = {canonicalize_name(name) for name in upgrade}
+    return {wheel.name: wheel.version for wheel in previous.wheels if wheel.name not in moving}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Versions:
+    """The versions that a lock may use.
+
+    `as_of` is an ISO date: files uploaded on that day or later (UTC) are ignored. `previous` is the present
+    lock, whose versions are kept except those of packages in `upgrade`, which may be `EVERYTHING`.
+    """
+
+    as_of: str
+    previous: LockedCell | None = None
+    upgrade: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        return kept_versions(self.previous, self.upgrade)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class System:
+    """The parts of an image besides wheels. `archives` are those of the whole toolkit release."""
+
+    base: LockedBase
+    tools: LockedTools | None = None
+    archives: tuple[LockedArchive, ...] = ()
+    standalone: LockedStandalone | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicRecord:
+    """The public record of the cell's wheels: see `matrix/public_record.py`.
+
+    `torch` is the hex sha256 of torch's wheel; `known` are the wheels of PyTorch's own index, to be locked
+    without querying it.
+    """
+
+    torch: str | None = None
+    known: tuple[KnownWheel, ...] = ()
+
+
+NO_RECORD = PublicRecord()
 
 RULES = 1  # increase it when the same inputs result in other wheels
 _SHOWN = 5  # names in a message
@@ -226,7 +265,6 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def save(images: Path, locked: LockedCell) -> Path:
-    """Write the two files of *locked*; returns their folder."""
     folder = images / tag_of(locked.resolution)
     write_atomic(folder / "requirements.txt", requirements_txt(locked))
     write_atomic(folder / "lock.json", to_json(locked))
@@ -234,10 +272,7 @@ def save(images: Path, locked: LockedCell) -> Path:
 
 
 def _check_record(torch: LockedWheel, recorded: str) -> None:
-    """Check the hash of *torch* on an index against the public record.
-
-    :raises BuildFailed: the two hashes differ.
-    """
+    """Check the hash of *torch* on an index against the public record."""
     if torch.sha256 != recorded:
         raise BuildFailed(
             f"{torch.filename}: checksum mismatch: sha256 {torch.sha256} on this index, {recorded} on public"
@@ -248,10 +283,7 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
 
 
 def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
-    """The wheel of torch among *wheels*.
-
-    :raises Unresolvable: that wheel is not the build of the resolution.
-    """
+    """The wheel of torch among *wheels*."""
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     expected = Version(build.version if build.source is Source.PYTORCH else release)
     if torch is None or Version(torch.version) != expected or torch.index is not build.source:

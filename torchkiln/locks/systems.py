@@ -11,8 +11,7 @@ from typing import Protocol
 from torchkiln.base import archive, artefact, tools
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, learn
-from torchkiln.locks.lock import on_base
-from torchkiln.locks.request import System
+from torchkiln.locks.lock import System, on_base
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import PythonArchive, Resolution
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone, LockedTools, package_changes

@@ -39,19 +39,13 @@ _PYTHONS = tuple(f"3.{minor}" for minor in range(6, 40))
 
 
 class Catalogue(Protocol):
-    """The default index."""
-
     def versions(self, project: str) -> tuple[str, ...]:
         """The final releases of *project*, oldest first."""
         ...
 
-    def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
-        """The wheels of one release."""
-        ...
+    def wheels(self, project: str, version: str) -> tuple[FileAt, ...]: ...
 
-    def metadata(self, wheel: FileAt) -> WheelMetadata:
-        """The METADATA of *wheel*."""
-        ...
+    def metadata(self, wheel: FileAt) -> WheelMetadata: ...
 
     def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
         """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none."""
@@ -133,10 +127,7 @@ def _archs(library: bytes) -> tuple[str, ...]:
 
 
 def _specifier(text: str, version: str) -> str:
-    """*text*, checked because it is written to a YAML file.
-
-    :raises ConfigError: it is not a valid specifier.
-    """
+    """*text*, checked because it is written to a YAML file."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:

@@ -27,8 +27,6 @@ _LIMIT = 100_000  # bytes; the file has 6,000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Redist:
-    """The contents of cuda_redist.yaml."""
-
     releases: Mapping[str, tuple[LockedArchive, ...]] = field(hash=False)  # by toolkit release
     untrusted: bool  # whether the archives are not NVIDIA's own
 
@@ -81,7 +79,6 @@ def parse(data: bytes, *, name: str) -> Redist:
 
 
 def digest_of(archives: Iterable[LockedArchive]) -> Digest:
-    """The digest of *archives* in a resolution."""
     return digest_of_json(sorted(map(asdict, archives), key=lambda row: str(row["component"])))
 
 

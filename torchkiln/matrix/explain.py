@@ -1,8 +1,11 @@
-"""Explains the resolution of a cell: its reasons, limits, alternatives, and the sources of each fact."""
+"""Explains the resolution of a cell: its reasons, limits, alternatives, and the sources of each fact.
+
+Locks, labels and digests contain only ids and values, so that sentences can be reworded at any time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,10 +14,10 @@ from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.matrix import Matrix, Prefer
 from torchkiln.matrix.public_record import recorded
 from torchkiln.matrix.resolve import require_cuda, resolve
-from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.matrix.tags import aliases_of, tag_of
-from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.cell import Cell, Limit, Resolution, Source
 from torchkiln.model.operating_system import DEFAULT_OS, base_name, operating_system
+from torchkiln.util.sentences import Listing, Sentence, Texts, Value, said, sentence
 from torchkiln.util.versions import major_of
 
 _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
@@ -22,8 +25,6 @@ _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """The result of `explain` for one cell."""
-
     resolution: Resolution
     reason: str  # why it has its status
     limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
@@ -41,7 +42,6 @@ class Explanation:
 
 
 def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
-    """The explanation of how *cell* resolves."""
     resolution = resolve(cell, matrix, facts)
     other = next(choice for choice in _PREFERENCES if choice != matrix.prefer)
     otherwise = resolve(cell, replace(matrix, prefer=other), facts)
@@ -112,3 +112,79 @@ def _facts_of(resolution: Resolution, cited: Collection[str]) -> Iterable[str]:
         found += [f"{at}.companions", f"{at}.cudnn_major", f"floors.{major_of(cell.cuda)}", drivers]
     found += [bound.fact for bound in resolution.constraints]
     return dict.fromkeys([*found, *(limit.fact for limit in resolution.limits)])
+
+
+# The reasons, and the parts of reasons and limits; the pages of `ls --site` have them in Chinese, too.
+SENTENCES: Texts = {
+    "same-cuda": "{index} has a wheel built with CUDA {cuda} ({build})",
+    "elsewhere": "{native} is only on PyTorch's own index; {chosen}",
+    "no-such-cuda": "no wheel is built with CUDA {cuda}; {chosen}",
+    "newer-cuda": "{build} from {index} runs on every driver from {driver} on",
+    "default-index": "the default index",
+    "pytorch-index": "PyTorch's own index",
+    "gpus-of": "{capability} ({names})",
+    "from-branch": "{capability} from {branch}",
+    "comma": ", ",
+    "semicolon": "; ",
+}
+
+
+def reason(resolution: Resolution) -> str:
+    """Why *resolution* has its status, in one sentence."""
+    found = reason_of(resolution)
+    return said(found, SENTENCES) if found else resolution.why_unavailable
+
+
+def reason_of(resolution: Resolution) -> Sentence | None:
+    """Why *resolution* has its status, for any language; None: the cell is unavailable."""
+    build, cell = resolution.build, resolution.cell
+    if build is None:
+        return None
+    index = sentence("default-index" if build.source is Source.DEFAULT else "pytorch-index")
+    if build.cuda == cell.cuda:
+        return sentence("same-cuda", index=index, cuda=cell.cuda, build=build.version)
+    driver = resolution.min_driver or ""
+    chosen = sentence("newer-cuda", build=build.version, index=index, driver=driver)
+    native = next((other for other in resolution.alternatives if other.cuda == cell.cuda), None)
+    if native:
+        return sentence("elsewhere", native=native.version, chosen=chosen)
+    return sentence("no-such-cuda", cuda=cell.cuda, chosen=chosen)
+
+
+def limit_text(limit: Limit, facts: Facts) -> str:
+    """The sentence of *limit*.
+
+    :raises KeyError: the fact of *limit* is not in *facts*.
+    """
+    return said(limit_of(limit, facts), {**SENTENCES, **facts.limit_texts})
+
+
+def limit_of(limit: Limit, facts: Facts) -> Sentence:
+    """The sentence of *limit*, for any language."""
+    return sentence(limit.fact, **_values(limit, facts))
+
+
+def _values(limit: Limit, facts: Facts) -> dict[str, Value]:
+    match limit.fact:
+        case "rules.unserved":
+            return {"gpus": _gpus(limit.values, facts)}
+        case "rules.device-code":
+            return {"capabilities": Listing(between="comma", parts=limit.values)}
+        case "rules.young-gpu":
+            return {"drivers": _drivers(limit.values)}
+        case _:
+            return {}
+
+
+def _drivers(values: Sequence[str]) -> Listing:
+    """`"8.9 from 520"` for each of *values*, "8.9:520"."""
+    pairs = (value.split(":") for value in values)
+    parts = (sentence("from-branch", capability=capability, branch=branch) for capability, branch in pairs)
+    return Listing(between="comma", parts=tuple(parts))
+
+
+def _gpus(capabilities: Sequence[str], facts: Facts) -> Listing:
+    """`"10.0 (B200)"` for each of *capabilities*."""
+    names = {gpus.capability: Listing(between="comma", parts=gpus.x86_names[:2]) for gpus in facts.gpus}
+    parts = (sentence("gpus-of", capability=each, names=names[each]) for each in capabilities)
+    return Listing(between="semicolon", parts=tuple(parts))

@@ -99,8 +99,6 @@ class Trap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drivers:
-    """The drivers of one CUDA version."""
-
     ga: str  # released with its first version
     full: str  # released with its last update
 
@@ -148,8 +146,6 @@ class SourceInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """The contents of compat.yaml."""
-
     as_of: str  # ISO date
     releases: Mapping[str, Release] = field(hash=False)
     cu118_pins: Pairs

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import kept_gpus
 from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.pick import axis_of, thin_faults
 from torchkiln.matrix.policy import CellPattern, Policy, policy_of
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.device_code import Gpus
@@ -176,7 +176,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
             *_choices(data.get("pythons", ())),
         ),
         packages=tuple(data["packages"]),
-        gpus=kept_gpus.axis_of(data.get("gpus", ())),
+        gpus=axis_of(data.get("gpus", ())),
         repository=data["repository"],
         prefer=data.get("prefer", "default-index"),
         indexes=tuple(
@@ -212,7 +212,7 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
             yield ("packages", index), f"every image has the {package} of its cell; remove it here"
     yield from _python_faults(data.get("os"))
     yield from _standalone_faults(data.get("pythons"))
-    yield from kept_gpus.faults(data.get("gpus"), facts)
+    yield from thin_faults(data.get("gpus"), facts)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)
     policy = data.get("policy")

@@ -24,7 +24,6 @@ class CellPattern:
     os: str | None = None
 
     def covers(self, cell: Cell) -> bool:
-        """Whether *cell* matches all values."""
         names = ("torch", "cuda", "flavor", "os")
         return all(getattr(self, name) in (None, getattr(cell, name)) for name in names)
 
@@ -43,8 +42,6 @@ class PolicyException(CellPattern):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrustedKey:
-    """A public key that the policy trusts."""
-
     file: str  # PEM, relative to matrix.yaml
     until: str | None  # the last day, in UTC, on which it is trusted, "2027-03-31"
     roles: tuple[Role, ...]  # in which it is trusted

@@ -10,8 +10,8 @@ from string import Formatter
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts
-from torchkiln.matrix.kept_gpus import OWN_USE, ascending, gpus_in, suffix_of
 from torchkiln.matrix.matrix import Matrix, Pair, ordered
+from torchkiln.matrix.pick import OWN_USE, ascending, gpus_in, suffix_of
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Cell, Resolution, Status

@@ -44,7 +44,6 @@ class LockedApt:
 
 
 def packages_of(debs: Iterable[DebFile]) -> tuple[OsPackage, ...]:
-    """The packages in *debs*, in their order."""
     return tuple(OsPackage(name=deb.name, version=deb.version) for deb in debs)
 
 

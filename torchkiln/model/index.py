@@ -103,10 +103,7 @@ def read_metadata(data: bytes) -> WheelMetadata:
 
 
 def _line(value: object) -> str:
-    """A field's value on one line, safe to print.
-
-    :raises ValueError: it is too long.
-    """
+    """A field's value on one line, safe to print."""
     if len(text := " ".join(str(value).split())) > MAX_FIELD:
         raise ValueError(f"METADATA has a field of more than {MAX_FIELD} characters: {text[:80]}…")
     return printable(text)

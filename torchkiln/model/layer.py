@@ -1,4 +1,4 @@
-"""Defines a layer of an image: a title and a blob."""
+"""Defines a layer of an image, a title and a blob, and the image that has it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from torchkiln.model import fields
+from torchkiln.model.digest import Digest
 from torchkiln.util import codec
 
 LayerFormat = Literal["gzip", "zstd"]
@@ -48,3 +49,16 @@ def split_format(tag: str) -> tuple[str, LayerFormat]:
         if tag.endswith(suffix := tag_suffix(layer_format)):
             return tag.removesuffix(suffix), layer_format
     return tag, DEFAULT_FORMAT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltImage:
+    """An image in an OCI layout: `ref` is its name in index.json."""
+
+    tag: str
+    manifest: Digest
+    config: Digest
+    layout: str  # path of the layout folder
+    ref: str
+    layers: tuple[ImageLayer, ...]
+    base_moved: tuple[str, ...] = ()  # packages whose versions differ between the rebuilt base and the lock

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from torchkiln.errors import ConfigError
@@ -41,82 +42,69 @@ class OperatingSystem:
         return base_name(self.name).rstrip("0123456789.")
 
 
-# What the systems of a distribution have in common.
-_DEBIAN_VARIABLES = (
-    "TORCHKILN_DEBIAN_MIRROR",
-    "TORCHKILN_DEBIAN_SECURITY_MIRROR",
-    "TORCHKILN_DEBIAN_KEYRING",
+_DEBIAN = partial(
+    OperatingSystem,
+    components=("main",),
+    variables=(
+        "TORCHKILN_DEBIAN_MIRROR",
+        "TORCHKILN_DEBIAN_SECURITY_MIRROR",
+        "TORCHKILN_DEBIAN_KEYRING",
+    ),
+    keyring=PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg"),
+    keyring_package="debian-archive-keyring",
+    snapshot="https://snapshot.debian.org/archive",
+    snapshot_parts=("debian/", "debian-security/"),
 )
-_DEBIAN_KEYRING = PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg")
-_UBUNTU_VARIABLES = (
-    "TORCHKILN_UBUNTU_MIRROR",
-    "TORCHKILN_UBUNTU_SECURITY_MIRROR",
-    "TORCHKILN_UBUNTU_KEYRING",
+_UBUNTU = partial(
+    OperatingSystem,
+    components=("main", "universe"),  # tini and python3-venv are in universe
+    variables=(
+        "TORCHKILN_UBUNTU_MIRROR",
+        "TORCHKILN_UBUNTU_SECURITY_MIRROR",
+        "TORCHKILN_UBUNTU_KEYRING",
+    ),
+    keyring=PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
+    keyring_package="ubuntu-keyring",
+    snapshot="https://snapshot.ubuntu.com/ubuntu",
+    snapshot_parts=("", ""),
 )
-_UBUNTU_KEYRING = PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
-_UBUNTU_COMPONENTS = ("main", "universe")  # tini and python3-venv are in universe
-
 SYSTEMS: Mapping[str, OperatingSystem] = {
     system.name: system
     for system in (
-        OperatingSystem(
+        _DEBIAN(
             name="debian12",
             suite="bookworm",
-            components=("main",),
-            variables=_DEBIAN_VARIABLES,
-            keyring=_DEBIAN_KEYRING,
-            keyring_package="debian-archive-keyring",
             python="3.11",
             glibc=(2, 36),
             gcc=12,
             oldest_gcc=11,
-            snapshot="https://snapshot.debian.org/archive",
-            snapshot_parts=("debian/", "debian-security/"),
             docker_base="debian:12-slim",
         ),
-        OperatingSystem(
+        _DEBIAN(
             name="debian13",
             suite="trixie",
-            components=("main",),
-            variables=_DEBIAN_VARIABLES,
-            keyring=_DEBIAN_KEYRING,
-            keyring_package="debian-archive-keyring",
             python="3.13",
             glibc=(2, 41),
             gcc=14,
             oldest_gcc=12,
-            snapshot="https://snapshot.debian.org/archive",
-            snapshot_parts=("debian/", "debian-security/"),
             docker_base="debian:13-slim",
         ),
-        OperatingSystem(
+        _UBUNTU(
             name="ubuntu22.04",
             suite="jammy",
-            components=_UBUNTU_COMPONENTS,
-            variables=_UBUNTU_VARIABLES,
-            keyring=_UBUNTU_KEYRING,
-            keyring_package="ubuntu-keyring",
             python="3.10",
             glibc=(2, 35),
             gcc=11,
             oldest_gcc=9,
-            snapshot="https://snapshot.ubuntu.com/ubuntu",
-            snapshot_parts=("", ""),
             docker_base="ubuntu:22.04",
         ),
-        OperatingSystem(
+        _UBUNTU(
             name="ubuntu24.04",
             suite="noble",
-            components=_UBUNTU_COMPONENTS,
-            variables=_UBUNTU_VARIABLES,
-            keyring=_UBUNTU_KEYRING,
-            keyring_package="ubuntu-keyring",
             python="3.12",
             glibc=(2, 39),
             gcc=13,
             oldest_gcc=9,
-            snapshot="https://snapshot.ubuntu.com/ubuntu",
-            snapshot_parts=("", ""),
             docker_base="ubuntu:24.04",
             docker_user="ubuntu",
         ),

@@ -30,8 +30,6 @@ class OverlayFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlayLink:
-    """A symbolic link."""
-
     path: str  # relative to /
     target: str  # as written in the link
 
@@ -58,7 +56,6 @@ class ArtefactLayer:
 
     @property
     def blob(self) -> Blob:
-        """The artefact's blob."""
         found = self.artefact
         return Blob(digest=found.digest, diff_id=found.diff_id, size=found.size, unpacked=found.unpacked)
 
@@ -158,8 +155,6 @@ L = TypeVar("L", bound=PlannedLayer)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageConfig:
-    """The configuration of an image, as OCI defines it."""
-
     env: tuple[tuple[str, str], ...]
     entrypoint: tuple[str, ...]
     cmd: tuple[str, ...]

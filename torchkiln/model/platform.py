@@ -1,6 +1,6 @@
 """Defines the platforms that images are built for, with the name that each tool uses.
 
-`runtimes/seccomp.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
+`runtimes/sandbox.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
 system call tables, or run without torchkiln.
 """
 
@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """One platform."""
-
     os: str  # OCI's: "linux"
     architecture: str  # OCI's and Debian's: "amd64"
     machine: str  # of uname, markers and wheel tags: "x86_64"

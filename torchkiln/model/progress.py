@@ -25,29 +25,26 @@ class Observer(Protocol):
     def end(self, work: Work, name: str) -> None: ...
 
 
-class Fetcher(Protocol):
-    """Downloads wheels."""
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The caller of a download: *advanced* gets each number of new bytes, *cancelled* ends it."""
 
+    advanced: Callable[[int], None] = lambda _: None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+class Fetcher(Protocol):
     def size(self, wheel: LockedWheel) -> int:
         """The size of the file in bytes, according to its server, for a wheel whose lock has no size."""
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """The last *count* bytes of the file; None: the server does not support range requests."""
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
         """Download the file to *path*, or resume the download there; the caller verifies the file."""
 
 
 class ArchiveSource(Protocol):
-    """Downloads the archives of NVIDIA's toolkit."""
-
     def require(self, archives: Collection[LockedArchive]) -> None:
         """Check that the location of *archives* is set.
 
@@ -60,14 +57,7 @@ class ArchiveSource(Protocol):
         :raises BuildFailed: the location cannot be reached, or no longer has the file.
         """
 
-    def archive(
-        self,
-        archive: LockedArchive,
-        part: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> Path | None:
+    def archive(self, archive: LockedArchive, part: Path, transfer: Transfer) -> Path | None:
         """The path of the verified file: *part*, or a path in the user's folder; None: cancelled."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor
 from torchkiln.oci.layout import REF_NAME, VERSION, ImageOnDisk, index_document, open_layout
@@ -32,8 +32,6 @@ _COPY = 1 << 20  # bytes that are copied at once
 
 
 class Sink(Protocol):
-    """A file that is open for writing."""
-
     def write(self, data: bytes, /) -> object: ...
 
 

@@ -27,7 +27,6 @@ class Compression:
 
     @property
     def media_type(self) -> str:
-        """The media type of a layer."""
         return f"application/vnd.oci.image.layer.v1.tar{self.suffix}"
 
 
@@ -97,12 +96,10 @@ HEAD = max(len(compression.magic) for compression in COMPRESSIONS)
 
 
 def of_head(head: bytes) -> Compression:
-    """The compression of a blob that begins with *head*."""
     return next(compression for compression in COMPRESSIONS if head.startswith(compression.magic))
 
 
 def of_format(layer_format: LayerFormat) -> Compression:
-    """The compression that `--layer-format` names."""
     return TARGETS.get(layer_format, GZIP)
 
 

@@ -112,7 +112,6 @@ class Extractor:
         os.utime(descriptor, (entry.mtime, entry.mtime))
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._close_parent()
         os.close(self._root)
 
@@ -212,10 +211,7 @@ def _remove(name: str, parent: int) -> None:
 
 
 def _remove_all(name: str, parent: int) -> None:
-    """Remove the file, link or folder; no link is followed.
-
-    :raises FileNotFoundError: it does not exist.
-    """
+    """Remove the file, link or folder; no link is followed."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
         os.unlink(name, dir_fd=parent)
         return

@@ -1,11 +1,14 @@
-"""Writes the config and the manifest of an OCI image from its plan and its layers."""
+"""Writes the config and the manifest of an OCI image from its plan and its layers.
+
+An artifact, such as a signature or an SBOM, has an OCI 1.1 manifest that refers to an image.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -62,7 +65,6 @@ def describe(
 
 
 def descriptor(media_type: str, digest: Digest, size: int) -> dict[str, Any]:
-    """An OCI descriptor."""
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
@@ -72,7 +74,6 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest_of(data: bytes) -> Digest:
-    """The digest of *data*."""
     return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 
@@ -116,3 +117,41 @@ def _healthcheck(check: Healthcheck) -> dict[str, Any]:
 
 def _rfc3339(epoch: int) -> str:
     return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+EMPTY = b"{}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """A document that is attached to an image."""
+
+    kind: str  # artifact type, also the media type of its only layer
+    data: bytes = field(repr=False)
+    annotations: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Referrer:
+    """An artifact of an image as a registry lists it; nothing is verified yet."""
+
+    digest: Digest
+    size: int
+    kind: str  # artifact type; empty if the registry does not list it
+    annotations: Mapping[str, str] = field(hash=False)
+
+
+def manifest_of(artifact: Artifact, subject: Mapping[str, Any]) -> bytes:
+    """The manifest of *artifact*; *subject* is the image's descriptor. Deterministic."""
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": artifact.kind,
+            "config": descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)),
+            "layers": [descriptor(artifact.kind, digest_of(artifact.data), len(artifact.data))],
+            "subject": dict(subject),
+            "annotations": dict(artifact.annotations),
+        }
+    )

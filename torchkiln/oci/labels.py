@@ -9,12 +9,10 @@ from torchkiln.oci.layout import ImageOnDisk
 
 
 def labels(image: ImageOnDisk) -> Mapping[str, str]:
-    """The labels in the config of *image*."""
     return container_config(image).get("Labels") or {}
 
 
 def container_config(image: ImageOnDisk) -> Mapping[str, Any]:
-    """The settings for containers in the config of *image*."""
     return image.config.get("config") or {}
 
 

@@ -144,7 +144,6 @@ class LayerWriter:
             self._emit(self._member(plain))
 
     def _account(self, content: bytes) -> None:
-        """Count and hash *content* as part of the tar."""
         if not self.recorded:
             self._tar.update(content)
             self._unpacked += len(content)

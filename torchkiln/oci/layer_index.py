@@ -98,7 +98,6 @@ class Content:
 
 
 def encoded(index: LayerIndex) -> bytes:
-    """*index* as compressed JSON."""
     rows = [
         (
             *(row.path, _KINDS.index(row.kind), row.mode, row.uid, row.gid, row.mtime),

@@ -21,8 +21,7 @@ from typing import Any
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import DEFAULT_FORMAT, ImageLayer, LayerFormat
+from torchkiln.model.layer import DEFAULT_FORMAT, BuiltImage, ImageLayer, LayerFormat
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
@@ -41,8 +40,6 @@ VERSION = {"imageLayoutVersion": "1.0.0"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOnDisk:
-    """One layer of an image in a layout."""
-
     digest: Digest
     diff_id: Digest
     size: int

@@ -152,6 +152,5 @@ def _delete(tree: dict[str, TreeEntry], path: str) -> None:
 
 
 def _above(path: str) -> Iterator[str]:
-    """The folders above *path*, outermost first."""
     parts = path.split("/")
     return ("/".join(parts[:count]) for count in range(1, len(parts)))

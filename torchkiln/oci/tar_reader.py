@@ -69,15 +69,12 @@ class TarEntry:
 
 
 class Stream(Protocol):
-    """A file that is open for reading."""
-
     def read(self, size: int, /) -> bytes:
         """At most *size* bytes; none at the end."""
         ...
 
 
 def pieces_of(stream: Stream) -> Iterator[bytes]:
-    """The content of *stream* in pieces."""
     return iter(partial(stream.read, _PIECE), b"")
 
 

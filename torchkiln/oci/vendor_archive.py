@@ -77,9 +77,7 @@ class VendorArchive:
         return target
 
     def refused(self, entry: TarEntry, why: str) -> BadArchive:
-        """The exception for *entry*."""
         return self.bad(f"{entry.path[:300]!r} {why}")
 
     def bad(self, reason: str) -> BadArchive:
-        """The exception for the archive."""
         return self._error(self._filename, reason)

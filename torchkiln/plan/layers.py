@@ -144,10 +144,7 @@ def archive_layers(locked: LockedCell) -> tuple[ToolkitLayer, ...]:
 
 
 def _checked(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-    """*wheels*, sorted by name.
-
-    :raises BuildFailed: a wheel is larger than the limit of a layer.
-    """
+    """*wheels*, sorted by name."""
     for wheel in (ordered := sorted(wheels, key=lambda wheel: wheel.name)):
         if wheel.size > MAX_LAYER:
             raise BuildFailed(

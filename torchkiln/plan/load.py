@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
+from torchkiln.locks.file import lock_digest
 from torchkiln.locks.folder import LockFolder
-from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import aliases_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -11,7 +11,6 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.gpu_archs import kept_archs
 from torchkiln.matrix.resolve import require_buildable, require_cuda
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import TorchBuild
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedStandalone, LockedTools
@@ -49,6 +48,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/us
 # These services mount the driver's libraries here, not in the usual library folders, without ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
+_NO_LABELS = ("schema", "tag", "cut_wheels", "wheels", "archives")  # of the facts in image.json
 _HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 
 
@@ -61,21 +61,20 @@ def plan(
     a refresh changes the base only: docs/adr/0052.
 
     *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is the value of
-    `lock.lock_digest`.
+    `file.lock_digest`.
 
     :raises ConfigError: *overlay* contains a generated file.
     :raises Unresolvable: the cell is unavailable.
     :raises BuildFailed: a wheel is too large for a layer.
     """
-    build = require_buildable(locked.resolution)
+    require_buildable(locked.resolution)
     tag = tag_of(locked.resolution)
+    facts = image_facts(locked, tag, lock_digest)
     for file in overlay:
         if file.path in GENERATED:
             raise ConfigError(f"rootfs/{file.path}: the plan generates this file", hint="delete it")
     generated = (
-        OverlayFile(
-            path=IMAGE_JSON, mode=0o644, data=rows_json(_image_facts(locked, build, tag, lock_digest))
-        ),
+        OverlayFile(path=IMAGE_JSON, mode=0o644, data=rows_json(facts)),
         OverlayFile(path=CONSTRAINTS, mode=0o644, data=constraints(locked).encode()),
     )
     files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
@@ -92,7 +91,7 @@ def plan(
         tag=tag,
         aliases=tuple(aliases),
         layers=(*made_layers(locked), base, *_standalone(locked), *_tools(locked), top),
-        config=_config(locked, build, tag, lock_digest),
+        config=_config(locked, facts),
         epoch=locked.epoch,
         recipe=RECIPE,
     )
@@ -118,7 +117,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> ImageConfig:
+def _config(locked: LockedCell, facts: Mapping[str, Any]) -> ImageConfig:
     toolkit, cell = settings(locked), locked.resolution.cell
     return ImageConfig(
         env=(
@@ -143,7 +142,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
         workdir=_WORKSPACE,
         ports=("22/tcp", "6006/tcp", "8888/tcp"),
         volumes=(_WORKSPACE,),
-        labels=_labels(locked, build, tag, lock_digest),
+        labels=_labels(facts, locked.epoch),
         stop_signal="SIGTERM",
         healthcheck=Healthcheck(
             command=("/opt/torchkiln/healthcheck",), interval=30, timeout=5, start_period=30, retries=3
@@ -163,45 +162,32 @@ def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
     return (("NVIDIA_REQUIRE_ARCH", served),) if served else ()
 
 
-def _labels(
-    locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
-) -> tuple[tuple[str, str], ...]:
-    resolution, cell = locked.resolution, locked.resolution.cell
-    created = datetime.fromtimestamp(locked.epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _labels(facts: Mapping[str, Any], epoch: int) -> tuple[tuple[str, str], ...]:
+    created = datetime.fromtimestamp(epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     labels = {
-        "org.opencontainers.image.title": f"torch {build.version}",
-        "org.opencontainers.image.version": tag,
+        "org.opencontainers.image.title": f"torch {facts['torch']}",
+        "org.opencontainers.image.version": facts["tag"],
         "org.opencontainers.image.created": created,
-        "torchkiln.torch": build.version,
-        "torchkiln.cuda": cell.cuda,
-        "torchkiln.wheel_cuda": build.cuda,
-        "torchkiln.status": resolution.status.value,
-        "torchkiln.min_driver": resolution.min_driver,
-        "torchkiln.full_driver": resolution.full_driver,
-        "torchkiln.archs": " ".join(kept_archs(build.archs, cell.gpus)),
-        "torchkiln.gpus": " ".join(cell.gpus),
-        "torchkiln.wheel_archs": " ".join(build.archs) if cell.gpus else None,
-        "torchkiln.device_code": str(locked.device_code.rule) if locked.device_code else None,
-        "torchkiln.own_use": "true" if cell.own_use else None,
-        "torchkiln.cudnn": build.cudnn,
-        "torchkiln.nccl": build.nccl,
-        "torchkiln.python": locked.python.version,
-        "torchkiln.os": locked.base.os,
-        "torchkiln.flavor": cell.flavor,
-        "torchkiln.limits": " ".join(map(str, resolution.limits)),
-        "torchkiln.lock": lock_digest,
-        "torchkiln.base": locked.base.digest,
-        "torchkiln.tools": locked.tools.digest if locked.tools else None,
-        "torchkiln.standalone": locked.standalone.digest if locked.standalone else None,
-        "torchkiln.recipe": str(RECIPE),
-        "torchkiln.untrusted": "true" if is_untrusted(locked) else None,
     }
+    labels |= {f"torchkiln.{name}": _label(value) for name, value in facts.items() if name not in _NO_LABELS}
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
 
-def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> dict[str, Any]:
+def _label(fact: Any) -> str:
+    if isinstance(fact, dict):
+        return str(fact["digest"])
+    if isinstance(fact, list):
+        return " ".join(fact)
+    return "" if fact is None else "true" if fact is True else str(fact)
+
+
+def image_facts(locked: LockedCell, tag: str, lock_digest: Digest) -> dict[str, Any]:
     """The contents of /etc/torchkiln/image.json, the image's description of itself."""
-    resolution, cell = locked.resolution, locked.resolution.cell
+    resolution, cell, cut = locked.resolution, locked.resolution.cell, locked.device_code
+    build, thin = require_buildable(resolution), dict[str, Any]()
+    if cut:
+        thin = {"gpus": list(cut.gpus), "wheel_archs": list(build.archs), "device_code": cut.rule}
+        thin |= {"cut_wheels": list(cut.wheels)}
     return {
         "schema": SCHEMA,
         "tag": tag,
@@ -217,8 +203,7 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
         "archs": list(kept_archs(build.archs, cell.gpus)),
-        **device_code_facts(locked),
-        **({"cut_wheels": list(locked.device_code.wheels)} if locked.device_code else {}),
+        **thin,
         **({"own_use": True} if cell.own_use else {}),
         "limits": [str(limit) for limit in resolution.limits],
         "lock": lock_digest,
@@ -232,17 +217,6 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         ],
         **({"archives": [_archive_facts(archive) for archive in locked.archives]} if locked.archives else {}),
     }
-
-
-def device_code_facts(locked: LockedCell) -> dict[str, Any]:
-    """The facts in a thin image about its device code; none for other images.
-
-    An image's `archs` are the architectures that it keeps, `wheel_archs` those of torch's wheel.
-    """
-    build, cut = locked.resolution.build, locked.device_code
-    if build is None or cut is None:
-        return {}
-    return {"gpus": list(cut.gpus), "wheel_archs": list(build.archs), "device_code": cut.rule}
 
 
 def _tools_facts(tools: LockedTools) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from packageurl import PackageURL
 from torchkiln import __version__
 from torchkiln.base.archive import files_of
 from torchkiln.errors import printable
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Observer

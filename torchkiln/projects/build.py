@@ -17,8 +17,8 @@ from torchkiln.engine.cache_claims import build_needs, remember_image
 from torchkiln.engine.environment import Environment, with_vaults
 from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import Stale
+from torchkiln.locks.file import lock_digest
 from torchkiln.locks.folder import LockFolder
-from torchkiln.locks.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.project import PROJECT_JSON
 from torchkiln.store.store import Store

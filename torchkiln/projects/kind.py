@@ -38,9 +38,8 @@ from torchkiln.publishing.attached import AttachedStatements, Point, of_sbom, re
 from torchkiln.publishing.names import names_of_project
 from torchkiln.publishing.session import Candidate, PublishSession, PublishTarget
 from torchkiln.publishing.verify import Verification, VerifyCriteria
-from torchkiln.registry import pulling
-from torchkiln.registry.reading import RepositoryReader
-from torchkiln.sbom.listed import listed
+from torchkiln.registry.reading import RepositoryReader, fetch_documents
+from torchkiln.sbom.matches import listed
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.store.store import Store
 from torchkiln.util.schema import sentences, shipped
@@ -163,7 +162,7 @@ def verify_below(
     if found is None:
         yield Point("below", True, f"{label} is not in this repository: its reports were not read")
         return
-    below = pulling.documents(reading, found, folder, "below")
+    below = fetch_documents(reading, found, folder, "below")
     env = container_config(image).get("Env") or []
     rules = ConfigRules(
         name=labels(image).get(LABEL, ""),

@@ -14,13 +14,11 @@ from torchkiln.base.remake import APT_EFFECTS, commit_effects
 from torchkiln.errors import Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
-from torchkiln.index.local import required_by_name
 from torchkiln.index.package_index import PackageIndex, open_index
-from torchkiln.locks.choice import record_of
+from torchkiln.index.read_page import required_by_name
 from torchkiln.locks.folder import LockFolder
-from torchkiln.locks.lock import on_base
-from torchkiln.locks.request import EVERYTHING, kept_versions
-from torchkiln.locks.session import date_of
+from torchkiln.locks.lock import EVERYTHING, kept_versions, on_base
+from torchkiln.locks.session import date_of, record_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.cell import Cell

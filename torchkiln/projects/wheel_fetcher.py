@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Fetcher
+from torchkiln.model.progress import Fetcher, Transfer
 from torchkiln.model.project import Origin
 from torchkiln.store.store import Store
 
@@ -36,16 +36,9 @@ class ProjectWheels:
         """See Fetcher."""
         return self._of(wheel).tail(wheel, count)
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
         """See Fetcher."""
-        self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+        self._of(wheel).fetch(wheel, path, transfer)
 
     def _of(self, wheel: LockedWheel) -> Fetcher:
         return self._own if wheel.index is Source.PROJECT else self._indexes
@@ -71,22 +64,15 @@ class OwnWheels(LazyIndex):
         """See Fetcher; None for a wheel that has to be built."""
         return None if self._origins[wheel.name].built else super().tail(wheel, count)
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
         """See Fetcher."""
         origin = self._origins[wheel.name]
         if origin.built:
             with self._building:
                 os.replace(self._rebuild(wheel, origin), path)  # the caller moves it into the cache
-            on_progress(wheel.size)
+            transfer.advanced(wheel.size)
         else:
-            super().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+            super().fetch(wheel, path, transfer)
 
     def _index(self) -> Downloads:
         from torchkiln.index.pages import Pages  # imported here because they load slowly

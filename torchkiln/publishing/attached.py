@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from torchkiln.attest.publication import PUBLICATION, is_retraction, published_names, reason_of
 from torchkiln.attest.signers import FORMS, LIMIT, OpenedStatement, Trust
-from torchkiln.attest.statement import Statement
+from torchkiln.attest.statement import PUBLICATION, Statement, is_retraction, published_names, reason_of
 from torchkiln.errors import KilnError, UnknownFormat, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import SignedReport
-from torchkiln.oci.artifact import Referrer
+from torchkiln.oci.image import Referrer
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import Payload, listing, payload_of
 from torchkiln.sbom.bill import CYCLONEDX
@@ -169,8 +168,6 @@ def reports_in(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The result of one verification step."""
-
     what: str
     good: bool
     text: str

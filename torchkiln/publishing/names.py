@@ -18,8 +18,6 @@ from torchkiln.registry.referrers import LIST
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageTags:
-    """The tags of an image."""
-
     dated: str | None  # set once and never moved
     moving: tuple[str, ...]
 

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attest.publication import publication
 from torchkiln.attest.signers import FORMS, LIMIT, Signer, Trust, of_signed_report
-from torchkiln.attest.statement import Statement, statement
+from torchkiln.attest.statement import Statement, publication, statement
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, clearance
 from torchkiln.gate.gate import ClearedImage
 from torchkiln.model.digest import Digest
-from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
-from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, Artifact, Referrer, descriptor, digest_of, manifest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publishing.attached import AttachedStatements, attached
 from torchkiln.publishing.names import ImageTags, demand_movable
@@ -35,8 +33,6 @@ SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # the statement contains only
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedImage:
-    """An image that the gate cleared, with its tags and statements."""
-
     cleared: ClearedImage
     image: ImageOnDisk
     statements: tuple[Statement, ...]  # without the gate's decision and its reports
@@ -45,8 +41,6 @@ class PreparedImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedImage:
-    """An image in a registry, with its tags and statements."""
-
     pushed: Pushed
     names: ImageTags
     attached: tuple[tuple[str, Digest], ...]  # (predicate type, manifest's digest), also of earlier runs

@@ -44,8 +44,6 @@ _LAYER_LIMIT = 8 << 30  # maximum bytes of a layer that is read; base and tools 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebuildContext:
-    """The inputs of a rebuild apart from image and lock."""
-
     matrix: Matrix
     facts: Facts
     store: Store

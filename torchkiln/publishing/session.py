@@ -10,31 +10,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torchkiln import __version__
 from torchkiln.attest.provenance import SourcePackage, SourceRevision, provenance
 from torchkiln.attest.signers import Signer, Trust, with_signer
 from torchkiln.attest.statement import Statement
-from torchkiln.errors import ConfigError, KilnError
+from torchkiln.compare.images import contents_of
+from torchkiln.errors import ConfigError, GateRefused, KilnError, VerificationFailed
 from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
 from torchkiln.gate.inputs import GateInputs
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.tags import parse_name
+from torchkiln.model.layer import split_format
 from torchkiln.model.progress import Observer, Silent
+from torchkiln.oci.labels import labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.publishing.licence import demand_licence
+from torchkiln.plan.plan import IMAGE_JSON
 from torchkiln.publishing.names import ImageTags, demand_same, names_of
 from torchkiln.publishing.publish import PreparedImage, PublishedImage, publish
-from torchkiln.registry.connect import open_registry
 from torchkiln.registry.push import JOBS, History, PushOptions
 from torchkiln.registry.reference import Repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import Registry, open_registry
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.read_image import bill_of_image
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.places import INSTALLED, ROOT
+from torchkiln.util.schema import shown
+from torchkiln.util.strict_json import json_of
 
 T = TypeVar("T")
 _GIT_SECONDS = 20.0
@@ -94,9 +99,7 @@ class Candidate:
 class PublishedKind(Protocol):
     """A kind of images that are built on those of cells, such as projects."""
 
-    def is_mine(self, image: ImageOnDisk) -> bool:
-        """Whether *image* is of this kind."""
-        ...
+    def is_mine(self, image: ImageOnDisk) -> bool: ...
 
     def candidate(self, image: ImageOnDisk, session: PublishSession, target: PublishTarget) -> Candidate:
         """The names, the gate's result and the bill of *image*.
@@ -253,3 +256,61 @@ def _git(*argv: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
+
+
+LABEL = "torchkiln.own_use"
+_SMALL = 16 << 20  # bytes; the layer with image.json has about 0.1 MB
+
+
+def demand_licence(image: ImageOnDisk, *, confirmed: bool) -> None:
+    """Check that *image* may be distributed.
+
+    :param confirmed: the user has the right to distribute modified NVIDIA libraries.
+    :raises GateRefused: it contains modified NVIDIA libraries, and the right is not confirmed.
+    :raises VerificationFailed: its label or its image.json is invalid.
+    """
+    if is_for_own_use(image) and not confirmed:
+        raise GateRefused(
+            f"{image.ref} contains modified NVIDIA libraries (--own-use), and NVIDIA's licence may not"
+            " permit their redistribution",
+            hint="build the image without --own-use; or, if you have the right to distribute it, add"
+            " --licence-confirmed",
+        )
+
+
+def is_for_own_use(image: ImageOnDisk) -> bool:
+    """Whether *image* contains modified NVIDIA libraries, according to its label, its tag or its image.json.
+
+    One of them is enough, because an image that is derived from such an image can lack the others.
+
+    :raises VerificationFailed: the label or image.json is invalid.
+    """
+    label = labels(image).get(LABEL)
+    if label not in (None, "true"):
+        raise VerificationFailed(
+            f"{image.ref}: the label {LABEL} is {shown(label)}; the only valid value is true"
+        )
+    tags = (parse_name(split_format(name)[0]) for name in (image.ref, tag_in(image)))
+    return label is not None or any(tag and tag.own_use for tag in tags) or _in_image_json(image)
+
+
+def _in_image_json(image: ImageOnDisk) -> bool:
+    """`own_use` in the topmost image.json; large layers, which have wheels or archives, are not read."""
+    for layer in reversed(image.layers):
+        if layer.size > _SMALL:
+            continue
+        text = contents_of(layer, IMAGE_JSON.__eq__).texts.get(IMAGE_JSON)
+        if text is not None:
+            return _own_use(text, image.ref)
+    return False
+
+
+def _own_use(text: str, ref: str) -> bool:
+    try:
+        document: Any = json_of(text.encode())
+        found = document.get("own_use", False)
+    except (ValueError, AttributeError) as error:
+        raise VerificationFailed(f"{ref}: /{IMAGE_JSON} is invalid: {str(error)[:120]}") from None
+    if not isinstance(found, bool):
+        raise VerificationFailed(f"{ref}: /{IMAGE_JSON}: own_use must be true or false, not {shown(found)}")
+    return found

@@ -22,8 +22,7 @@ from torchkiln.plan.load import plan_locked
 from torchkiln.publishing.attached import Point, of_sbom
 from torchkiln.publishing.rebuild import RebuildContext, rebuild
 from torchkiln.publishing.verify import Verification, VerifiedKind, VerifyCriteria, verify
-from torchkiln.registry import pulling
-from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.reading import RepositoryReader, fetch_documents, fetch_layers
 from torchkiln.registry.reference import ImageReference
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.matches import items_of, matches
@@ -53,8 +52,6 @@ class Depth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """The result of verifying a published image."""
-
     reference: ImageReference
     digest: Digest
     trusted: bool  # signatures were verified
@@ -94,8 +91,6 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySession:
-    """Verifies images, with the settings of a command."""
-
     policy: Policy
     policy_matrix: Matrix  # the matrix.yaml that has the policy; its aliases are checked
     suite: Suite
@@ -119,7 +114,7 @@ class VerifySession:
         tag = reference.tag or (None if reference.digest else "latest")
         with scratch("verify") as folder:
             found = reading.require(reference.digest or reference.tag or "latest")
-            image = pulling.documents(reading, found, folder / "image", reference.tag or "image")
+            image = fetch_documents(reading, found, folder / "image", reference.tag or "image")
             result = verify(reading, image, self.trust, self._criteria(), tag=tag)
             points = list(result.points)
             if depth.full:
@@ -155,7 +150,7 @@ class VerifySession:
         """Verify every byte: digest, diff_id and files of each layer; then the SBOM against the files."""
         layout = image.manifest_path.parents[2]
         try:
-            pulling.layers(reading, image, self.observer)
+            fetch_layers(reading, image, self.observer)
             wrong = "\n".join(map(str, validate(layout, image.manifest, observer=self.observer)))
         except VerificationFailed as error:
             wrong = error.message

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.signers import Trust
-from torchkiln.engine.predicted_digest import predicted_blobs
+from torchkiln.engine.known import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.gate import judge
 from torchkiln.gate.gpu_stack import earlier_images
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import misfit, tag_of
@@ -59,8 +59,6 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyCriteria:
-    """The criteria by which an image is verified."""
-
     policy: Policy
     suite: Suite
     matrix: Matrix  # defines the aliases
@@ -76,9 +74,7 @@ class VerifyCriteria:
 class VerifiedKind(Protocol):
     """A kind of images that are built on those of cells, such as projects."""
 
-    def is_mine(self, image: ImageOnDisk) -> bool:
-        """Whether *image* is of this kind."""
-        ...
+    def is_mine(self, image: ImageOnDisk) -> bool: ...
 
     def points(
         self,

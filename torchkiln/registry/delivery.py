@@ -29,8 +29,8 @@ from torchkiln.oci.image import digest_of
 from torchkiln.registry.messages import Body, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import WRITES, Registry
-from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
+from torchkiln.util.http.session import LEAST
 from torchkiln.util.strict_json import open_plain
 
 Outcome = Literal["there", "mounted", "sent"]
@@ -84,7 +84,6 @@ class Blob:
 
 
 def document(data: bytes) -> Blob:
-    """The blob of a small document."""
     return Blob(digest=digest_of(data), size=len(data), source=data)
 
 

@@ -36,8 +36,6 @@ Taker = Callable[[int, Iterator[bytes]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpRequest:
-    """One request."""
-
     method: str
     url: str  # a path on the registry, or an absolute URL that it returned
     what: str  # the name in error messages, "blob sha256:…"

@@ -66,8 +66,6 @@ def _record(digest: Digest, host: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushOptions:
-    """How blobs are pushed."""
-
     observer: Observer
     history: History
     mount_from: tuple[str, ...] = ()  # more repositories of the registry to mount blobs from
@@ -76,8 +74,6 @@ class PushOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """An image in a registry."""
-
     repository: Repository
     digest: Digest
     manifest: bytes = field(repr=False)  # as pushed
@@ -96,7 +92,6 @@ class Pushed:
         return sum(blob.sent for blob in self.blobs)
 
     def count(self, how: Outcome) -> int:
-        """The number of blobs with the outcome *how*."""
         return sum(blob.how == how for blob in self.blobs)
 
 
@@ -125,10 +120,7 @@ def push(
 
 
 def _manifest(image: ImageOnDisk) -> bytes:
-    """The manifest, read once.
-
-    :raises VerificationFailed: it cannot be read, or does not match its digest.
-    """
+    """The manifest, read once."""
     try:
         data = read_file(image.manifest_path, LIMIT, follow=False)
     except OSError as error:

@@ -1,10 +1,11 @@
-"""Reads a repository: manifests, blobs, tags. Everything is checked against its digest."""
+"""Reads a repository: manifests, blobs, tags; pulls an image. Everything is checked against its digest."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -13,17 +14,18 @@ from urllib.parse import urljoin
 
 from requests.utils import parse_header_links
 
-from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
-from torchkiln.model.digest import Digest
+from torchkiln.errors import BuildFailed, ConfigError, RegistryError, VerificationFailed
+from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
-from torchkiln.oci.layout import INDEX_TYPE
+from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, write_documents
 from torchkiln.registry.messages import LIMIT, REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.session import READS, SILENCE, Registry
 from torchkiln.util.files import replacing
-from torchkiln.util.http.deadlines import LEAST
 from torchkiln.util.http.retry import GivenUp, Progress, retry
+from torchkiln.util.http.session import LEAST
 from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import json_of
 
@@ -62,8 +64,6 @@ class Document:
 
 
 class RepositoryReader:
-    """Reads one repository."""
-
     def __init__(self, registry: Registry, repository: Repository) -> None:
         self.registry, self.repository = registry, repository
         self._base = f"/v2/{repository.name}"
@@ -278,3 +278,60 @@ def _joined(base: str, address: str) -> str:
         return urljoin(base, address)
     except ValueError:
         return ""
+
+
+_LIMIT = 4 << 20  # bytes of a config
+_JOBS = 4
+
+
+def fetch_documents(reading: RepositoryReader, found: Document, layout: Path, ref: str) -> ImageOnDisk:
+    """Write the image with the manifest *found* to *layout*, as *ref* and without its layers.
+
+    :raises VerificationFailed: it is not an image manifest, or the config does not match its digest.
+    :raises RegistryError: a request failed.
+    """
+    manifest = found.json
+    if found.media_type != MANIFEST_TYPE or manifest.get("mediaType", MANIFEST_TYPE) != MANIFEST_TYPE:
+        raise VerificationFailed(
+            f"{reading.repository}: {ref} is not an image that torchkiln published: its media type is "
+            f"{found.media_type[:80]!r}",
+            hint="name an image that `torchkiln publish` pushed: `torchkiln ls` lists them",
+        )
+    try:
+        config = parse_digest(manifest["config"]["digest"])
+    except (LookupError, TypeError, ValueError):
+        raise VerificationFailed(f"{reading.repository}: {ref}: no config in the manifest") from None
+    data = reading.small(config, _LIMIT)
+    return write_documents(layout, ref, found.data, data).image(ref)
+
+
+def fetch_layers(reading: RepositoryReader, image: ImageOnDisk, observer: Observer) -> None:
+    """Download the layers of *image* that its layout lacks.
+
+    :raises VerificationFailed: a layer does not match its digest.
+    :raises RegistryError: a request failed.
+    :raises BuildFailed: no space left.
+    """
+    missing = {layer.digest: layer for layer in image.layers if not layer.path.exists()}
+    with ThreadPoolExecutor(_JOBS, "pull") as pool:
+        futures = [
+            pool.submit(_layer, reading, layer.digest, layer.size, layer.path, observer)
+            for layer in sorted(missing.values(), key=lambda layer: -layer.size)
+        ]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # a failure, or Ctrl-C: stop the downloads in the other threads
+            reading.registry.stop()
+            raise
+
+
+def _layer(reading: RepositoryReader, digest: Digest, size: int, path: Path, observer: Observer) -> None:
+    observer.begin("download", digest[:19], size)
+    try:
+        reading.fetch(digest, size, path, lambda count: observer.advance("download", digest[:19], count))
+    except OSError as error:
+        raise BuildFailed(
+            f"{path}: {error.strerror}", hint="free disk space: an image has 3 to 7 GB"
+        ) from error
+    observer.end("download", digest[:19])

@@ -94,7 +94,6 @@ def parse_repository(text: str) -> Repository:
 
 
 def is_tag(text: object) -> bool:
-    """Whether *text* is a valid tag."""
     return isinstance(text, str) and _TAG.fullmatch(text) is not None
 
 

@@ -14,34 +14,28 @@ from typing import Any
 
 from torchkiln.errors import RegistryError, UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
-from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.oci.image import (
+    EMPTY,
+    MANIFEST_TYPE,
+    Artifact,
+    Referrer,
+    canonical_json,
+    descriptor,
+    digest_of,
+    manifest_of,
+)
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.delivery import Delivery, document
 from torchkiln.registry.push import put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.util.schema import sentences
+from torchkiln.util.schema import DIGEST, TEXT, list_of, mapping, sentences
 
 _STALE = "a referrer is damaged or belongs to another image: publish again, or ask the publisher"
-_DESCRIPTOR: dict[str, Any] = {
-    "type": "object",
-    "required": ["mediaType", "digest", "size"],
-    "properties": {
-        "mediaType": {"type": "string"},
-        "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-        "size": {"type": "integer", "minimum": 0},
-    },
-}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["layers", "subject"],
-    "properties": {
-        "layers": {"type": "array", "minItems": 1, "maxItems": 1, "items": _DESCRIPTOR},
-        "subject": _DESCRIPTOR,
-    },
-}
+_SIZE = {"type": "integer", "minimum": 0}
+_DESCRIPTOR = mapping({"mediaType": TEXT, "digest": DIGEST, "size": _SIZE})
+_SCHEMA = mapping({"layers": list_of(_DESCRIPTOR, minItems=1, maxItems=1), "subject": _DESCRIPTOR})
 _JOBS = 4
 _MOST = 500  # referrers of one image; a publication has about ten
 _ATTEMPTS = 5  # to update the list while other clients write it
@@ -58,8 +52,6 @@ def tag_for(digest: Digest) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferrerList:
-    """The referrers of an image."""
-
     selected: tuple[Referrer, ...]
     others: int  # number of referrers of other kinds, and of invalid entries
 
@@ -163,8 +155,6 @@ def _add_to_list(reading: RepositoryReader, subject: Digest, added: Sequence[Map
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """The descriptor of a referrer's document."""
-
     digest: Digest
     size: int
     media_type: str

@@ -1,10 +1,10 @@
-"""Sends requests to a registry, with authentication and retries."""
+"""Sends requests to a registry, with Docker's login, pip's network settings, and retries."""
 
 from __future__ import annotations
 
 import http.cookiejar
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urljoin, urlsplit
@@ -14,10 +14,11 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln import __version__
 from torchkiln.errors import RegistryError
+from torchkiln.index.settings import index_settings
 from torchkiln.model.digest import Digest
-from torchkiln.registry.credentials import Login
+from torchkiln.registry.credentials import Login, find_login
 from torchkiln.registry.messages import REGISTRY_AT_FAULT, Body, HttpRequest, HttpResponse
-from torchkiln.registry.reference import api_host, is_local
+from torchkiln.registry.reference import Repository, api_host, is_local
 from torchkiln.registry.tokens import Authenticator
 from torchkiln.util.http import redirects
 from torchkiln.util.http.failures import certificate_fault, reason_of
@@ -346,3 +347,19 @@ def _bounded(response: requests.Response, most: int) -> Iterator[bytes]:
     while most > 0 and (piece := response.raw.read(min(most, _PIECE), decode_content=False)):
         most -= len(piece)
         yield piece
+
+
+def open_registry(
+    repository: Repository, environ: Mapping[str, str], *, plain_http: bool = False
+) -> Registry:
+    """Open the registry, with Docker's login, and the network settings of *environ* and pip's configuration.
+
+    :raises ConfigError: a setting is invalid.
+    """
+    network = Network()
+    if not plain_http and not is_local(repository.host):
+        settings = index_settings(environ)
+        network = Network(
+            ca_bundle=settings.ca_bundle, client_cert=settings.client_cert, proxy=settings.proxy
+        )
+    return Registry(repository.host, find_login(repository, environ), network, plain_http=plain_http)

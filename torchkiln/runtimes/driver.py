@@ -51,7 +51,6 @@ class HostDriver:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
         return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name, _ in self.nodes)
 
 

@@ -316,7 +316,6 @@ def _make_target(source: int, target: str) -> None:
 
 
 def _bind(source: int, target: str) -> None:
-    """Bind an open file or folder to *target*."""
     _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
 
 

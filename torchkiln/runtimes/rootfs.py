@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import IO
 
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.runtimes import seccomp
 from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.mounted import MountedLayers
-from torchkiln.runtimes.sandbox import text_of
+from torchkiln.runtimes.sandbox import BUILDING, filter_program, text_of
 
 _ENTER = Path(__file__).with_name("enter.py")
 _TERMINATE_TIMEOUT_S = 10.0
@@ -89,7 +88,7 @@ class RootfsRuntime:
         fault_read, fault_write = os.pipe()
         confined = None
         if self.confined is not None:
-            confined = {"limits": text_of(self.confined), "filter": seccomp.program(seccomp.BUILDING).hex()}
+            confined = {"limits": text_of(self.confined), "filter": filter_program(BUILDING).hex()}
         # An empty file takes memory, too: about 2 KiB.
         limit = f"size={self.shm_size},nr_inodes={self.shm_size >> 14}" if confined else "size=50%"
         with using(image_root) as mounts, os.fdopen(fault_read, "rb") as faults, _input(stdin) as source:

@@ -19,8 +19,6 @@ DOCKER = "docker:"  # the prefix of an image's name: the image is in the engine,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSource:
-    """Where an image comes from, and where it is unpacked."""
-
     ref: str | None  # its tag or digest; None: the only image of the layout
     layout: Path
     store: Store
@@ -69,8 +67,6 @@ class RunnableImage(Protocol):
 
 
 class Runtime(Protocol):
-    """Starts commands in images."""
-
     @property
     def what(self) -> str:
         """A description, for --help."""

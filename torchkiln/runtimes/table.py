@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.runtimes import docker
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings, Streams
-from torchkiln.runtimes.docker_args import Container, client_command, parse_port
+from torchkiln.runtimes.docker import Container, client_command, parse_port
 from torchkiln.runtimes.driver import killed_for_memory
 from torchkiln.runtimes.runtime import DOCKER, ImageSource, Runtime, RuntimeListener
 from torchkiln.runtimes.unpacked import UnpackedRuntime
@@ -35,7 +35,6 @@ class EngineRuntime:
     in_engine: bool = True
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:
-        """See Runtime."""
         faults = []
         try:
             parse_gpus(settings.gpus)
@@ -55,7 +54,6 @@ class EngineRuntime:
     def ready(
         self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
     ) -> ImageInEngine:
-        """See Runtime."""
         parse_gpus(settings.gpus)
         engine = find_engine(builds=False)
         gpus, cdi = gpus_on(engine, settings.gpus, listener)

@@ -26,14 +26,12 @@ class UnpackedRuntime:
     in_engine: bool = False
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:
-        """See Runtime."""
         if command.user:
             parse_user(command.user)
 
     def ready(
         self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
     ) -> UnpackedImage:
-        """See Runtime."""
         image = source.read()
         env = image_env(image) | dict(line.split("=", 1) for line in settings.env)
         gpus = driver.driver_for(env, settings.gpus)
@@ -54,7 +52,6 @@ class UnpackedImage:
     runtime: str = "rootfs"
 
     def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
-        """See RunnableImage."""
         return self.starter.run(self.root, self._program(command), timeout_s=timeout_s, on_line=on_line)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
@@ -69,7 +66,6 @@ class UnpackedImage:
         return driver.killed_for_memory()
 
     def _program(self, command: Command) -> Program:
-        """*command*, completed with the image's config."""
         entrypoint = self.config.get("Entrypoint") or () if command.entrypoint else ()
         return Program(
             argv=(*entrypoint, *(command.argv or self.config.get("Cmd") or ())),
@@ -86,5 +82,4 @@ def image_user(image: ImageOnDisk) -> str:
 
 
 def image_env(image: ImageOnDisk) -> dict[str, str]:
-    """The environment variables in the config of *image*."""
     return dict(line.split("=", 1) for line in (image.config.get("config") or {}).get("Env") or ())

@@ -28,7 +28,7 @@ from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedSta
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
-from torchkiln.sbom.listed import TOOLKIT
+from torchkiln.sbom.matches import TOOLKIT
 
 #: wheel, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL, which are
 #: part of a wheel. vendored: a copy of a Python distribution inside another package. project: a project's
@@ -45,8 +45,6 @@ _MAX_SHOWN = 12  # differences in a message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BillComponent:
-    """One component of an image."""
-
     kind: Kind
     name: str
     version: str
@@ -70,8 +68,6 @@ class BillComponent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
-    """The bill of materials of an image."""
-
     name: str  # of the repository, "pytorch-cuda"
     tag: str
     image: Digest  # the digest of its manifest
@@ -88,7 +84,6 @@ class Bill:
 
     @property
     def purl(self) -> str:
-        """The package URL of the image."""
         qualifiers = {"arch": LINUX_AMD64.architecture, "tag": self.tag}
         return PackageURL("oci", None, self.name, self.image, qualifiers).to_string()
 

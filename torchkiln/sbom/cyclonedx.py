@@ -51,7 +51,6 @@ def cyclonedx(bill: Bill) -> bytes:
 
 
 def sbom_statement(bill: Bill) -> Statement:
-    """The statement with the document."""
     return statement(bill.tag, bill.image, CYCLONEDX, json.loads(cyclonedx(bill)))
 
 

@@ -47,8 +47,6 @@ _UNKNOWN = frozenset({"", "UNKNOWN"})  # setuptools wrote UNKNOWN for a missing 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """An installed Python distribution."""
-
     path: str  # of its metadata
     name: str  # normalized
     version: str
@@ -62,8 +60,6 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledPackage:
-    """An installed OS package."""
-
     name: str
     version: str
     architecture: str

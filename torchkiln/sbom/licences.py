@@ -26,8 +26,6 @@ _DEBIAN = {"Expat": "MIT", "Apache-2": "Apache-2.0", "Artistic-2": "Artistic-2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Licence:
-    """A licence of a package."""
-
     words: str  # as the package writes it
     expression: str = ""  # SPDX; empty: not all its names are in SPDX's list
     texts: tuple[str, ...] = ()  # one for each name that is not in the list

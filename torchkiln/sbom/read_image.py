@@ -19,9 +19,9 @@ from torchkiln import __version__
 from torchkiln.base.archive import files_of
 from torchkiln.compare.images import begin_reading, contents_of
 from torchkiln.compare.packages import links_of, texts_of
-from torchkiln.engine.records import record_of
+from torchkiln.engine.cache_keys import record_of
 from torchkiln.errors import KilnError
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
@@ -35,6 +35,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name
 
 RECORDS = "evidence"
+_JOBS = 2  # layers that are read at once
 _FORM = 3  # increase it when `is_evidence` accepts more files
 _MAX_TEXT = 16 << 20  # bytes of a text in a wheel; if one is larger, the layer is read
 
@@ -71,7 +72,6 @@ def read_evidence(
     store: Store,
     *,
     made_of: Mapping[Digest, MadeOf] | None = None,
-    jobs: int = 2,
     observer: Observer | None = None,
 ) -> Evidence:
     """The package metadata in *image*.
@@ -79,7 +79,7 @@ def read_evidence(
     :param made_of: the wheels in *store* from which layers were built, by the layer's diff_id.
     :raises VerificationFailed: a layer is damaged, or its package metadata is invalid.
     """
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(_JOBS) as pool:
         read = partial(_layer, store=store, known=made_of or {}, observer=observer or Silent())
         layers = list(pool.map(read, image.layers))
     return evidence_of(texts_of(layers), links_of(layers))

@@ -57,7 +57,6 @@ class Run:
         return bool(self.gpus) and on_gpus and not self.count("failed")
 
     def count(self, outcome: str) -> int:
-        """The number of checks with this *outcome*."""
         return sum(finding.outcome == outcome for finding in self.findings)
 
 
@@ -72,8 +71,6 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedImage:
-    """An image of the catalogue."""
-
     tag: str
     aliases: tuple[str, ...]
     resolution: Resolution  # the present resolution, from which the lock was made

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchkiln.engine.cache_keys import key_of
-from torchkiln.engine.predicted_digest import predicted_blobs, predicted_digest
+from torchkiln.engine.known import predicted_blobs, predicted_digest
 from torchkiln.errors import KilnError, NothingSelected
 from torchkiln.gate.cell_state import NO_LOCKS, CellRecord, record_of, state
 from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.freshness import outdated
 from torchkiln.locks.lock import load_locked
+from torchkiln.matrix.explain import limit_of, reason_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.sentences import limit_of, reason_of
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest
@@ -116,7 +116,6 @@ def _locked(locks: LockFolder, say: Callable[[str], None]) -> Iterator[tuple[Res
 
 
 def _plain(cell: Cell) -> Cell:
-    """*cell* for all GPUs."""
     return replace(cell, gpus=(), own_use=False)
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from torchkiln.matrix import pick, sentences
+from torchkiln.matrix import explain, pick
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for
 from torchkiln.model.cell import Source
@@ -70,7 +70,6 @@ class Language:
         return self.code == "en"
 
     def said(self, value: Value) -> str:
-        """*value* as a sentence in this language."""
         return said(value, self.texts)
 
     def notice(self, value: Value) -> Shown:
@@ -94,7 +93,7 @@ def languages(facts: Facts) -> tuple[Language, ...]:
     pairs = _pairs()
     english = {name: text for name, (text, _) in pairs.items() if text}
     limits = {f"checks.{name}": text for name, text in facts.checks.items()} | dict(facts.limit_texts)
-    tables: tuple[Texts, ...] = (pick.SENTENCES, sentences.SENTENCES, WARNINGS, limits)
+    tables: tuple[Texts, ...] = (pick.SENTENCES, explain.SENTENCES, WARNINGS, limits)
     for table in tables:
         english |= table
     chinese = {name: text for name, (_, text) in pairs.items()}
@@ -295,5 +294,4 @@ def _code(archs: Sequence[str], capability: str, kept: Sequence[str]) -> str:
 
 
 def _rank(version: str, versions: Sequence[str]) -> int:
-    """The position of *version* among all, the oldest first."""
     return sorted(set(versions), key=numbers).index(version)

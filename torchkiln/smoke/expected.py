@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.gpu_archs import kept_archs
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.recipe import RECIPE
-from torchkiln.plan.plan import device_code_facts, plan
+from torchkiln.plan.plan import image_facts, plan
 from torchkiln.util import codec
 
 SCHEMA = 1
+# Facts in image.json that the checks do not compare.
+_NO_CLAIMS = frozenset(
+    {"schema", "cut_wheels", "own_use", "tools", "standalone", "untrusted", "wheels", "archives"}
+)
 
 
 def facts_of(
@@ -24,32 +26,13 @@ def facts_of(
     :param config: the settings for containers: the field `config` of the image's config.
     :raises ConfigError: the cell is unavailable, so there is no image.
     """
-    resolution, cell, build = locked.resolution, locked.resolution.cell, locked.resolution.build
-    if build is None:
+    if locked.resolution.build is None:
         raise ConfigError(f"{tag}: the cell is unavailable, so no image can be checked")
+    facts = image_facts(locked, tag, lock_digest)
     return {
         "schema": SCHEMA,
         "image": manifest,
-        "claims": {
-            "tag": tag,
-            "torch": build.version,
-            "cuda": cell.cuda,
-            "wheel_cuda": build.cuda,
-            "status": resolution.status.value,
-            "flavor": cell.flavor,
-            "os": locked.base.os,  # "debian12"; `cell.os` can also name a standalone Python
-            "python": locked.python.version,
-            "cudnn": build.cudnn,
-            "nccl": build.nccl,
-            "min_driver": resolution.min_driver,
-            "full_driver": resolution.full_driver,
-            "archs": list(kept_archs(build.archs, cell.gpus)),
-            **device_code_facts(locked),
-            "limits": [str(limit) for limit in resolution.limits],
-            "lock": lock_digest,
-            "base": locked.base.digest,
-            "recipe": RECIPE,
-        },
+        "claims": {name: value for name, value in facts.items() if name not in _NO_CLAIMS},
         **({"device_code": codec.plain(locked.device_code)} if locked.device_code else {}),
         "labels": config.get("Labels") or {},
         "config": {
@@ -59,9 +42,7 @@ def facts_of(
             "env": config.get("Env") or [],
         },
         "env": expected_env(locked, lock_digest),
-        "wheels": [
-            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
-        ],
+        "wheels": facts["wheels"],
     }
 
 

@@ -17,7 +17,6 @@ def fits(host: Any) -> bool:
 
 
 def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs of *host*; empty if it lists none."""
     found: list[dict[str, Any]] = _driver(host).get("gpus", [])
     return found
 

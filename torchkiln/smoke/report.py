@@ -31,7 +31,6 @@ def to_json(report: SmokeReport) -> bytes:
 
 
 def document(report: SmokeReport) -> dict[str, Any]:
-    """The JSON form as Python values."""
     values: dict[str, Any] = codec.plain(report)
     checks = [
         {**row, **{key: json.loads(row[key]) for key in _JSON_FIELDS}} for row in values.pop("findings")
@@ -242,7 +241,6 @@ def _whole(finding: Finding, width: int, reasons: Mapping[str, str]) -> list[str
 
 
 def width_of(ids: Iterable[str]) -> int:
-    """The width of the column with *ids*."""
     return max((14, *(len(name) + 2 for name in ids)))
 
 

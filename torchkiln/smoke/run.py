@@ -135,13 +135,13 @@ def smoke(
     :param when: the current time.
     :param on_finding: called once for each selected check that has ended, while the others run.
     """
-    suite, facts, reader = checks.suite, subject.facts, OutputReader()
+    suite, facts, output = checks.suite, subject.facts, RunnerOutput()
     selected = {check.id for check in checks.selected}
 
     def read(line: bytes) -> None:
-        found = reader.read(line)
+        found = output.read(line)
         if found and found.id in selected:
-            on_finding(_checked(found, suite, facts, reader.host))
+            on_finding(_checked(found, suite, facts, output.host))
 
     with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as folder_of_suite:
         file, wheel_files = folder / "facts.json", {name: f"{_WHEELS}/{name}.whl" for name in subject.wheels}
@@ -160,7 +160,6 @@ def smoke(
         before = inside.killed_for_memory()
         ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _EXTRA_S, on_line=read)
         killed = inside.killed_for_memory() - before
-    output = reader.output
     findings = tuple(
         _with_killed(_checked(found, suite, facts, output.host), killed)
         for check in checks.selected
@@ -296,26 +295,15 @@ def _with_killed(found: Finding, killed: int) -> Finding:
     return replace(found, message=f"{found.message}\n{note}".strip())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunnerOutput:
-    """The parsed output of the runner."""
+    """What the lines of one run say; lines that other programs printed are ignored."""
 
     host: dict[str, Any] = field(default_factory=dict)
-    started: tuple[str, ...] = ()
+    started: dict[str, None] = field(default_factory=dict)  # ids of checks, in the order of the lines
     findings: dict[str, Finding] = field(default_factory=dict)
     complete: bool = False  # the runner reached its end, so checks without a finding were not selected
-    invalid: tuple[str, ...] = ()  # the faults of invalid lines
-
-
-class OutputReader:
-    """Reads the output lines of one run; lines that other programs printed are ignored."""
-
-    def __init__(self) -> None:
-        self.host: dict[str, Any] = {}
-        self._started: dict[str, None] = {}  # ids of checks, in the order of the lines
-        self._findings: dict[str, Finding] = {}
-        self._invalid: list[str] = []
-        self._complete = False
+    invalid: list[str] = field(default_factory=list)  # the faults of invalid lines
 
     def read(self, line: bytes) -> Finding | None:
         """Read one line; return its finding, if it is the first finding of that check."""
@@ -325,35 +313,27 @@ class OutputReader:
             if kind == "host" and hosts.fits(event):
                 self.host = event
             elif kind == "start":
-                if len(self._started) < _MOST:
-                    self._started[str(event["id"])] = None
+                if len(self.started) < _MOST:
+                    self.started[str(event["id"])] = None
             elif kind == "finding":
                 found = _finding(event)
-                if found.id not in self._findings and len(self._findings) < _MOST:
-                    self._findings[found.id] = found
+                if found.id not in self.findings and len(self.findings) < _MOST:
+                    self.findings[found.id] = found
                     return found
-            self._complete = self._complete or kind == "end"
+            self.complete = self.complete or kind == "end"
         except ValueError as error:
-            if line.startswith(b'{"event"') and len(self._invalid) < _MOST:
-                self._invalid.append(str(error))
+            if line.startswith(b'{"event"') and len(self.invalid) < _MOST:
+                self.invalid.append(str(error))
         except (KeyError, AttributeError, TypeError):
             pass
         return None
 
-    @property
-    def output(self) -> RunnerOutput:
-        """The parsed output so far."""
-        return RunnerOutput(
-            self.host, tuple(self._started), dict(self._findings), self._complete, tuple(self._invalid)
-        )
-
 
 def parse_output(stdout: bytes) -> RunnerOutput:
-    """Parse the whole output of a runner."""
-    reader = OutputReader()
+    output = RunnerOutput()
     for line in stdout.splitlines():
-        reader.read(line)
-    return reader.output
+        output.read(line)
+    return output
 
 
 def _finding(event: Mapping[str, Any]) -> Finding:

@@ -6,23 +6,25 @@ If the same checks passed recently on the same image and GPUs, the report of tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
 from torchkiln.engine.image_lock import lock_of
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import PARENT_LABEL
+from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.labels import container_config, labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
-from torchkiln.runtimes.command import RuntimeSettings
+from torchkiln.runtimes.capture import OnLine
+from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
 from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
@@ -30,7 +32,6 @@ from torchkiln.runtimes.unpacked import image_env
 from torchkiln.smoke import history
 from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.history import KeptRuns
-from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
 from torchkiln.smoke.run import Checks, SmokeSubject, not_run, passed_on, smoke
@@ -42,8 +43,6 @@ _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeRequest:
-    """The checks to run, and where."""
-
     checks: Checks
     runtime: str = "rootfs"  # a key of RUNTIMES
     gpus: str | None = None
@@ -52,8 +51,6 @@ class SmokeRequest:
 
 
 class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
-    """Receives progress messages of a session."""
-
     def starts(self, request: SmokeRequest) -> None:
         """The checks start to run."""
 
@@ -197,3 +194,29 @@ def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
 
 def _visible(environ: Mapping[str, str]) -> dict[str, str]:
     return {_GPUS_OF_A_JOB: environ[_GPUS_OF_A_JOB]} if _GPUS_OF_A_JOB in environ else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InsideImage:
+    """Implements `run.Inside` for an image that a runtime has prepared; skips the image's entrypoint."""
+
+    ready: RunnableImage
+    user: str | None = None  # UID:GID; None: the user of the image's config
+    workdir: str | None = None  # None: that of the image's config
+    python: str = f"{PREFIX}/bin/python"
+
+    @property
+    def name(self) -> str:
+        return self.ready.runtime
+
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Exited:
+        bound = tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items())
+        command = Command(
+            argv=tuple(argv), entrypoint=False, user=self.user, workdir=self.workdir, binds=bound
+        )
+        return self.ready.captured(command, timeout_s=timeout_s, on_line=on_line)
+
+    def killed_for_memory(self) -> int:
+        return self.ready.killed_for_memory()

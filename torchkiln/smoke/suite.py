@@ -1,15 +1,19 @@
 """Load a folder of checks as a suite: its digest, its checks, and which of them apply to a cell.
 
 The folder is read once. The digest, the catalogue and every run use these bytes, so that later changes of the
-folder have no effect. Comments and docstrings are not part of the digest, and are removed
-from the copy that runs.
+folder have no effect. The digest does not cover comments and docstrings, so that a reworded comment needs no
+new GPU reports. They cannot change the result of a check: `stripped` removes them from the copy that runs.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import io
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -17,7 +21,6 @@ from typing import Any
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.smoke.snapshot import copied, read_tree
-from torchkiln.smoke.suite_source import canonical, stripped
 from torchkiln.util.places import ROOTFS, SMOKE_TESTS
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
@@ -28,8 +31,6 @@ _DRIVER_PROBE_OF_IMAGES = ROOTFS / "opt/torchkiln/workplace/driver_probe.py"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteCheck:
-    """A check of a suite."""
-
     id: str
     tier: int
     of_image: bool = False  # it compares an image with its lock, and is not run without an image
@@ -108,7 +109,6 @@ def suite_digest(folder: Path) -> Digest:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """All files of the suite in *folder* by path, sorted by the parts of the path."""
     files = read_tree(folder)
     if DRIVER_PROBE not in files:
         files[DRIVER_PROBE] = _DRIVER_PROBE_OF_IMAGES.read_bytes()
@@ -137,7 +137,6 @@ def _code(path: str, data: bytes) -> bytes:
 
 
 def _checks(files: Mapping[str, bytes]) -> tuple[SuiteCheck, ...]:
-    """The checks that the suite's own catalogue finds."""
     with copied(files, "smoke_tests") as copy:
         return tuple(
             SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image, values=entry.values)
@@ -146,12 +145,98 @@ def _checks(files: Mapping[str, bytes]) -> tuple[SuiteCheck, ...]:
 
 
 def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
-    """The suite's module *name*, from its source.
-
-    :raises OSError: the suite has none.
-    """
+    """The suite's module *name*, from its source."""
     if (source := files.get(f"{name}.py")) is None:
         raise OSError(f"{name}.py not found")
     module = ModuleType(f"_torchkiln_suite_{name}")
     exec(compile(stripped(source), f"smoke_tests/{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+# Fields of the syntax tree that have no effect at run time.
+_NO_EFFECT = frozenset({"kind", "type_comment", "type_ignores"})
+
+
+@lru_cache(maxsize=256)  # a command reads the same suite several times
+def canonical(source: bytes) -> str:
+    """The syntax tree of *source* without docstrings, as the same text on every Python that can parse it.
+
+    :raises ValueError: *source* is not Python.
+    """
+    tree = _parsed(_text(source))
+    for body in _documented(tree):
+        del body[0]
+    try:
+        return _written(tree)
+    except RecursionError:
+        raise ValueError("not Python: nested too deeply") from None
+
+
+@lru_cache(maxsize=256)
+def stripped(source: bytes) -> bytes:
+    """*source* in UTF-8 without comments, and with empty docstrings. Every line keeps its number.
+
+    :raises ValueError: *source* is not Python.
+    """
+    text = _text(source)
+    lines = [line.encode() for line in text.split("\n")]
+    for token in _tokens(text):
+        if token.type == tokenize.COMMENT:  # no code follows a comment on its line
+            row, column = token.start
+            lines[row - 1] = lines[row - 1].decode()[:column].encode()
+    for body in _documented(_parsed(text)):
+        value = body[0].value  # type: ignore[attr-defined]  # it is an expression
+        first, last = value.lineno - 1, value.end_lineno - 1
+        rest = lines[last][value.end_col_offset :]
+        lines[first] = lines[first][: value.col_offset] + b'""' + rest
+        lines[first + 1 : last + 1] = [b""] * (last - first)
+    found = b"\n".join(lines)
+    if canonical(found) != canonical(source):
+        raise ValueError("comments and docstrings cannot be separated from the code")
+    return found
+
+
+def _text(source: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        text = source.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise ValueError(f"not Python: {error}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    try:
+        yield from tokenize.generate_tokens(io.StringIO(text).readline)
+    except (SyntaxError, tokenize.TokenError, ValueError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
+def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """The bodies of modules, classes and functions that start with a docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield node.body
+
+
+def _written(value: object) -> str:
+    """A *value* of a syntax tree as text, without empty fields, because newer Pythons add empty fields."""
+    if isinstance(value, ast.Constant):
+        return f"Constant({value.value!a})"
+    if isinstance(value, ast.AST):
+        fields = ((name, field) for name, field in ast.iter_fields(value) if name not in _NO_EFFECT)
+        texts = (f"{name}={_written(field)}" for name, field in fields if field is not None and field != [])
+        return f"{type(value).__name__}({', '.join(texts)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return ascii(value)

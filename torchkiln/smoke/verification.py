@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchkiln.errors import printable
-from torchkiln.locks.lock import lock_digest
+from torchkiln.locks.file import lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
@@ -46,8 +46,6 @@ _RECORD = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/RECORD$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """The result of the verification."""
-
     faults: tuple[str, ...]  # how the image differs from its lock
     # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
     when: str | None
@@ -100,7 +98,7 @@ def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
 
 def _made(spec: MadeLayer, store: Store) -> Digest | None:
     """The diff_id of the layer that this machine built from verified wheels; None: *store* has no record."""
-    from torchkiln.engine.records import record_of
+    from torchkiln.engine.cache_keys import record_of
 
     made = record_of(spec, store)
     return made.blob.diff_id if made and made.verified else None

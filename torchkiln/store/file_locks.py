@@ -12,8 +12,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from torchkiln.util import codec
+from torchkiln.util.strict_json import json_of
 
 _NOTICE_SECONDS = 1.5  # of waiting before `on_wait` is called
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -81,11 +84,16 @@ def acquire(
             on_wait(other)
             notified = True
         time.sleep(_POLL_SECONDS)
-    text: dict[str, object] = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
-    text |= {"what": what, "needs": None if needs is None else list(needs)}
+    own = Holder(
+        pid=os.getpid(),
+        host=os.uname().nodename,
+        since=time.time(),
+        what=what,
+        needs=None if needs is None else tuple(needs),
+    )
     with contextlib.suppress(OSError):  # on a full disk the lock is valid, but the file names no holder
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(text).encode(), 0)
+        os.pwrite(descriptor, json.dumps(asdict(own)).encode(), 0)
     return descriptor
 
 
@@ -115,7 +123,9 @@ def holder(path: Path) -> Holder | None:
         # Shared, so that concurrent checks do not see each other as a holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return _parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        with contextlib.suppress(ValueError):
+            return codec.typed(Holder, json_of(os.pread(descriptor, os.fstat(descriptor).st_size, 0)))
+        return Holder(pid=0, host="", since=0.0, what="")  # it is starting, or its disk is full
     else:
         return None
     finally:
@@ -148,18 +158,3 @@ def _try(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
         if not locked:
             os.close(descriptor)
     return descriptor if locked else None
-
-
-def _parse(text: bytes) -> Holder:
-    try:
-        values = json.loads(text)
-        needs = values["needs"]
-        return Holder(
-            pid=int(values["pid"]),
-            host=str(values["host"]),
-            since=float(values["since"]),
-            what=str(values["what"]),
-            needs=None if needs is None else tuple(map(str, needs)),
-        )
-    except (ValueError, KeyError, TypeError):
-        return Holder(pid=0, host="", since=0.0, what="")

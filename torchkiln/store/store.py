@@ -318,3 +318,12 @@ def age(path: Path) -> float:
         return time.time() - path.lstat().st_mtime
     except OSError:
         return 0.0
+
+
+def cache_root() -> Path:
+    """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
+    if set_by_user := os.environ.get("TORCHKILN_CACHE"):
+        return Path(set_by_user).absolute()
+    import platformdirs  # missing in a bundle of smoke tests, which sets the variable
+
+    return Path(platformdirs.user_cache_dir("torchkiln"))

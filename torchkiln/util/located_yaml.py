@@ -62,7 +62,6 @@ def parse(text: str, *, name: str) -> Located:
 
 
 def _fault(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
-    """PyYAML's *error* with the line."""
     if "maximum nesting depth" in str(error):  # PyYAML's scanner, since 6.0.4, may notice it first
         return _too_deep(name, 1)
     if isinstance(error, yaml.MarkedYAMLError):
@@ -113,7 +112,6 @@ class _Reading:
         self.wrong: list[str] = []
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """The plain value of *node* at *path*."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)

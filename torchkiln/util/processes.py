@@ -117,7 +117,6 @@ class Workers:
 
 
 def _serve(connection: Connection, start: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """The main loop of a process; it ends when the connection is closed."""
     start(*arguments)
     while True:
         try:

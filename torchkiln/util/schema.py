@@ -43,6 +43,20 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 }
 
 
+#: Parts of schemas that are written in code.
+TEXT: Mapping[str, Any] = {"type": "string"}
+DIGEST: Mapping[str, Any] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+
+
+def mapping(required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
+    """The schema of a mapping that has the *required* keys; it may have *optional* and any other keys."""
+    return {"type": "object", "required": list(required), "properties": {**required, **optional}}
+
+
+def list_of(items: Mapping[str, Any], **limits: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, **limits}
+
+
 @cache
 def shipped(name: str) -> dict[str, Any]:
     """torchkiln's own schema *name*, "lock"."""

@@ -29,7 +29,6 @@ Value = str | Sentence | Listing
 
 
 def sentence(text: str, **values: Value) -> Sentence:
-    """The sentence of *text* with *values*."""
     return Sentence(text=text, values=tuple(values.items()))
 
 

@@ -206,10 +206,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def _require_encodable(value: Any) -> None:
-    """Check that all strings can be written as UTF-8.
-
-    :raises ValueError: a string has an unpaired surrogate.
-    """
+    """Check that all strings can be written as UTF-8."""
     pending: list[Any] = [value]
     while pending:
         inner: list[Any] = []

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 DOTTED = re.compile(r"\d+(\.\d+)*")
 _CLOSE = 10  # a greater difference of two numbers is probably a typing error
+_NEAREST = 3
 
 
 @lru_cache(maxsize=1024)  # a cell's aliases compare the same few versions thousands of times
@@ -34,12 +35,11 @@ def major_of(version: str) -> str:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """The highest of *versions*; there must be one."""
     return max(versions, key=numbers)
 
 
-def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
-    """Up to *count* of the *valid* values that are most similar to *value*, best first.
+def nearest(value: str, valid: Iterable[str]) -> tuple[str, ...]:
+    """Up to three of the *valid* values that are most similar to *value*, best first.
 
     Versions are compared by their numbers, words by spelling. A version that is far from all *valid* ones is
     compared by spelling, too, because a dot is probably missing: 2.77 for 2.7.1.
@@ -47,13 +47,12 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
     choices = list(dict.fromkeys(valid))
     by_number: tuple[str, ...] = ()
     if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
-        by_number = tuple(
-            sorted(choices, key=lambda choice: abs(_position(value) - _position(choice)))[:count]
-        )
+        ordered = sorted(choices, key=lambda choice: abs(_position(value) - _position(choice)))
+        by_number = tuple(ordered[:_NEAREST])
         if any(_is_close(value, choice) for choice in choices):
             return by_number
     by_fold = {choice.casefold(): choice for choice in reversed(choices)}
-    found = difflib.get_close_matches(value.casefold(), by_fold, n=count, cutoff=0.5)
+    found = difflib.get_close_matches(value.casefold(), by_fold, n=_NEAREST, cutoff=0.5)
     return tuple(by_fold[name] for name in found) or by_number
 
 

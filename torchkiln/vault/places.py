@@ -19,11 +19,11 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci import layout
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import canonical_json, digest_of
-from torchkiln.registry.connect import open_registry
 from torchkiln.registry.delivery import Blob, Delivery, document
 from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
+from torchkiln.registry.session import open_registry
 from torchkiln.util.files import folder_at, named, replacing, write_atomic
 from torchkiln.util.strict_json import open_plain, read_file
 from torchkiln.vault import VARIABLE
@@ -80,8 +80,6 @@ class Vault(Protocol):
 
 
 class FolderVault:
-    """An OCI layout."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = named(folder), str(folder)
 
@@ -153,8 +151,6 @@ class FolderVault:
 
 
 class RegistryVault:
-    """A repository of a registry."""
-
     def __init__(self, repository: Repository, environ: Mapping[str, str]) -> None:
         self._repository, self._environ = repository, environ
         self.name = f"{SCHEME}{repository}"

@@ -10,7 +10,7 @@ from torchkiln.errors import BuildFailed, RegistryError, VerificationFailed
 from torchkiln.index.verified import LockedFile
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedWheel
-from torchkiln.model.progress import ArchiveSource, Fetcher
+from torchkiln.model.progress import ArchiveSource, Fetcher, Transfer
 from torchkiln.store.store import Store
 from torchkiln.vault.places import Vault
 from torchkiln.wheel.source import Cancelled
@@ -69,12 +69,12 @@ def _naming(reasons: Collection[str]) -> Iterator[None]:
         raise
 
 
-def _stopping(on_progress: Callable[[int], None], cancelled: Callable[[], bool]) -> Callable[[int], None]:
-    """*on_progress*, which ends the copy of a file by `Cancelled` once *cancelled* returns True."""
+def _stopping(transfer: Transfer) -> Callable[[int], None]:
+    """Reports progress, and ends the copy of a file by `Cancelled` once *transfer* is cancelled."""
 
     def report(count: int) -> None:
-        on_progress(count)
-        if cancelled():
+        transfer.advanced(count)
+        if transfer.cancelled():
             raise Cancelled
 
     return report
@@ -96,15 +96,8 @@ class VaultFetcher:
         with _naming(reasons):
             return self._index.tail(wheel, count)
 
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        report = _stopping(on_progress, cancelled)
+    def fetch(self, wheel: LockedWheel, path: Path, transfer: Transfer) -> None:
+        report = _stopping(transfer)
         try:
             reasons = read_from(self._vaults, digest_of_file(wheel), wheel.size, path, report)
         except Cancelled:
@@ -112,7 +105,7 @@ class VaultFetcher:
         if reasons is None:
             return
         with _naming(reasons):
-            self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+            self._index.fetch(wheel, path, transfer)
 
 
 class VaultArchives:
@@ -130,18 +123,11 @@ class VaultArchives:
     def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
         self._server.demand_reachable(self._others(archives))
 
-    def archive(
-        self,
-        archive: LockedArchive,
-        part: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> Path | None:
-        report = _stopping(on_progress, cancelled)
+    def archive(self, archive: LockedArchive, part: Path, transfer: Transfer) -> Path | None:
+        report = _stopping(transfer)
         try:
             if read_from(self._vaults, digest_of_file(archive), archive.size, part, report) is None:
                 return part
         except Cancelled:
             return None
-        return self._server.archive(archive, part, on_progress=on_progress, cancelled=cancelled)
+        return self._server.archive(archive, part, transfer)

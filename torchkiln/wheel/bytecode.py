@@ -126,7 +126,6 @@ class Compiler:
             )
 
     def kill(self) -> None:
-        """Kill the worker."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

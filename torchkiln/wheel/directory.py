@@ -46,12 +46,10 @@ class WheelEntry:
 
     @property
     def deflated(self) -> bool:
-        """Whether it is compressed."""
         return self.method == DEFLATED
 
     @property
     def executable(self) -> bool:
-        """Whether it is a regular file with an execute permission."""
         return stat.S_ISREG(self.mode) and bool(self.mode & 0o111)
 
 

@@ -64,8 +64,6 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelName:
-    """The parts of a wheel's file name."""
-
     filename: str
     distribution: str  # as written, "nvidia_cublas_cu12"
     version: Version
@@ -77,8 +75,6 @@ class WheelName:
 
 
 class Row(NamedTuple):
-    """One line of RECORD, in pip's notation."""
-
     path: str  # relative to site-packages
     hash: str  # "sha256=..." or empty
     size: str

@@ -48,7 +48,6 @@ def _matrix(context: click.Context) -> Matrix:
 
 
 def _tags(context: click.Context) -> Iterable[str]:
-    """The names of the images in the layout."""
     from torchkiln.oci.layout import open_layout
 
     return sorted(open_layout(Path(context.params.get("output") or "dist")).refs())

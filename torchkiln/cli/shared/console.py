@@ -17,8 +17,7 @@ from torchkiln.cli.shared.terminal import say as say
 from torchkiln.errors import KilnError
 from torchkiln.model.progress import Observer, Silent, Work
 from torchkiln.store.file_locks import Holder
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 from torchkiln.util.sizes import size as size
 
 if TYPE_CHECKING:

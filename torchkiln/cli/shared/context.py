@@ -29,7 +29,6 @@ class BuildContext:
     quiet: bool
 
     def store(self) -> Store:
-        """The cache."""
         return console.open_cache(quiet=self.quiet)
 
     def say(self, line: str) -> None:

@@ -25,8 +25,7 @@ from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.inputs import GateInputs
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
+from torchkiln.store.store import Store, cache_root
 
 if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer

@@ -22,8 +22,6 @@ say = partial(terminal.say, of="lock")
 
 
 class LockOutput:
-    """The observer of the lock session."""
-
     def say(self, line: str) -> None:
         say(line)
 
@@ -54,7 +52,6 @@ def warn_of_yanked(tag: str, yanked: Iterable[tuple[str, str, str]]) -> None:
 
 
 def _contents(locked: LockedCell) -> str:
-    """How many files a lock names, and their size."""
     total = sum(wheel.size for wheel in locked.wheels)
     unknown = f" and {len(locked.by_record)} of unknown size" if locked.by_record else ""
     contents = f"{len(locked.wheels) - len(locked.by_record)} wheels, {total / 1e9:.2f} GB{unknown}"
@@ -65,7 +62,6 @@ def _contents(locked: LockedCell) -> str:
 
 
 def _changes(result: LockResult) -> str:
-    """The differences from the previous lock."""
     if result.previous is None:
         return "new"
     if result.previous == result.lock:

@@ -15,7 +15,7 @@ from torchkiln.docker.dockerfile import demand_full
 from torchkiln.engine.environment import open_environment
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import BuiltImage
 from torchkiln.model.operating_system import base_name
 from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import open_layout

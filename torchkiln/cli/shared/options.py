@@ -97,10 +97,7 @@ def layout_option(text: str = "the OCI layout that holds the image", *, owned: b
 
 
 def _use_mirror(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Set TORCHKILN_MIRROR for this command.
-
-    :raises ConfigError: there is no such mirror.
-    """
+    """Set TORCHKILN_MIRROR for this command."""
     if name is not None:
         mirrors.find(name, os.environ)
         ctx.with_resource(_variable(mirrors.NAME, name))

@@ -53,8 +53,6 @@ def named_keys(only: Role | None) -> Callable[..., tuple[NamedKey, ...]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFiles:
-    """The files that a report is written to, by format."""
-
     report: Path | None
     junit: Path | None
     markdown: Path | None

@@ -14,7 +14,6 @@ from torchkiln.runtimes.table import RUNTIMES
 
 
 def runtime_option() -> Decorator:
-    """The option --runtime."""
     return click.option(
         "--runtime",
         type=click.Choice(list(RUNTIMES)),

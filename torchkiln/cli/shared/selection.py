@@ -14,11 +14,10 @@ from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import cuda_redist, facts, matrix
 from torchkiln.matrix.facts import Facts
-from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.pasted import option_of, select_pasted
+from torchkiln.matrix.pick import kept_gpus
 from torchkiln.matrix.resolve import require_buildable, resolve
-from torchkiln.matrix.select import Selection
+from torchkiln.matrix.select import Selection, option_of, select_pasted
 from torchkiln.matrix.tags import cell_named, find_cell, tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS

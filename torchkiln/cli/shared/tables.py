@@ -148,7 +148,6 @@ def _widened(band: _Band, natural: Sequence[int], width: int) -> _Band:
 def _row(
     cells: Sequence[str], bands: Sequence[_Band], right: Collection[int], styles: Mapping[str, str]
 ) -> list[str]:
-    """The lines of one row."""
     shown = []
     for at, band in enumerate(bands):
         parts = [_wrapped(cells[number], width) for number, width in band]

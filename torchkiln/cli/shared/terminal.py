@@ -44,7 +44,6 @@ def as_typed(text: str) -> str:
 
 
 def stream(*, err: bool) -> IO[Any]:
-    """stderr or stdout."""
     return sys.stderr if err else sys.stdout
 
 

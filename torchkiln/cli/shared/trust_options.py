@@ -7,7 +7,6 @@ an option names the file.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,18 +115,11 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
     chosen = policy_file or (matrix_file if named else None)
     if chosen is not None:
         found = grid if chosen == matrix_file else matrix.read(chosen, facts.load(chosen))
-        return ActivePolicy(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
+        keys = policy_keys(found.policy, chosen, console.say)
+        return ActivePolicy(policy=found.policy, keys=keys, matrix=found, file=chosen)
     own = grid if _is_same(matrix_file, MATRIX) else matrix.read(MATRIX, facts.load(MATRIX))
     _note_ignored(matrix_file, grid.policy, own.policy)
     return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=MATRIX)
-
-
-def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
-    """The keys that *policy* names, without expired keys; a line on stderr reports each expired key."""
-    keys, expired = policy_keys(policy, file.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
-    for key in expired:
-        console.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
-    return keys
 
 
 def _note_ignored(file: Path, there: Policy, used: Policy) -> None:

@@ -1,4 +1,4 @@
-"""Pushes images without the gate, for `push`, `project push` and `project watch`."""
+"""Pushes images without the gate, for `push`, `project push` and `project watch`; formats what was pushed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchkiln.cli.shared import console, pushed_output
+from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import PushTo
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.publishing.licence import demand_licence
 from torchkiln.publishing.names import ImageTags, demand_movable
-from torchkiln.registry.connect import open_registry
+from torchkiln.publishing.session import demand_licence
 from torchkiln.registry.push import History, Pushed, PushOptions, push
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import Registry, open_registry
 
 PREFIX = "unproven-"  # of the default tag; tags of `publish` never begin with it
 
@@ -61,7 +60,6 @@ class Pushes:
         return self._registry
 
     def close(self) -> None:
-        """End the session."""
         self._registry = None
         self._session.close()
 
@@ -84,7 +82,7 @@ class Pushes:
         if announced:
             console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
         if not quiet:
-            console.say(pushed_output.summary(image.ref, pushed, pushed.tags))
+            console.say(summary(image.ref, pushed, pushed.tags))
         return pushed
 
 
@@ -111,5 +109,38 @@ def _say_what_moves(
 
 
 def pushed_json(ref: str, pushed: Pushed) -> dict[str, Any]:
+    return pushed_to_json(ref, pushed, pushed.tags) | {"proven": False}
+
+
+def pushed_to_json(ref: str, pushed: Pushed, tags: Sequence[str]) -> dict[str, Any]:
     """The object that --json prints for the image *ref*."""
-    return pushed_output.to_json(ref, pushed, pushed.tags) | {"proven": False}
+    return {
+        "image": ref,
+        "reference": pushed.reference,
+        "digest": pushed.digest,
+        "repository": str(pushed.repository),
+        "tags": list(tags),
+        "bytes_sent": pushed.bytes_sent,
+        "sent": pushed.count("sent"),
+        "mounted": pushed.count("mounted"),
+        "there": pushed.count("there"),
+        "blobs": [
+            {
+                "digest": blob.digest,
+                "size": blob.size,
+                "how": blob.how,
+                "sent": blob.sent,
+                "from": blob.source,
+            }
+            for blob in pushed.blobs
+        ],
+    }
+
+
+def summary(ref: str, pushed: Pushed, tags: Sequence[str]) -> str:
+    """One line: the blobs, the bytes, the time and the tags."""
+    return (
+        f"{ref}: {len(pushed.blobs)} blobs ({pushed.count('sent')} sent, {pushed.count('mounted')} mounted, "
+        f"{pushed.count('there')} there already), {console.size(pushed.bytes_sent)} in "
+        f"{pushed.seconds:.1f} s; {pushed.repository}: {', '.join(tags)}"
+    )

@@ -30,8 +30,6 @@ _MAX_FAULTS = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutFault:
-    """A fault: where in the layout, and what."""
-
     where: str
     what: str
 

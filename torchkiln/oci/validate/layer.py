@@ -143,7 +143,6 @@ class _BlobReader:
 
 
 def _type_of(head: bytes) -> str:
-    """The media type of a blob that begins with *head*."""
     return GZIP_TYPE if head[:2] == _MAGIC else ZSTD_TYPE if _is_frame(head) else TAR_TYPE
 
 
@@ -164,7 +163,6 @@ def _plain(source: _BlobReader) -> Iterator[bytes]:
 
 
 def _inflated(source: _BlobReader) -> Iterator[bytes]:
-    """The content of all gzip members."""
     while piece := source.peek(_FIRST):
         start = source.position
         if bytes(piece[:2]) != _MAGIC:
@@ -195,7 +193,6 @@ def _member(source: _BlobReader, piece: memoryview) -> Iterator[bytes]:
 
 
 def _decompressed(source: _BlobReader) -> Iterator[bytes]:
-    """The content of all zstd frames."""
     while head := source.peek(4):
         start = source.position
         if not _is_frame(bytes(head)):

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.base.archive import read_dates, read_lists
+from torchkiln.base.archive import keep, missing, read_dates, read_lists
 from torchkiln.base.complaint import LOGIN
-from torchkiln.base.debs import keep, missing
 from torchkiln.base.mmdebstrap import DEBS, PINS, Scratch, scratch
 from torchkiln.base.on_top import existing
 from torchkiln.base.recipe import recipe

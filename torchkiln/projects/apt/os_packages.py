@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchkiln.base.archive import RECORDS, write_repository
 from torchkiln.base.contents import inspect
-from torchkiln.base.debs import RECORDS, write_repository
 from torchkiln.base.mmdebstrap import Scratch, scratch
 from torchkiln.base.on_top import Addition, layer_tar
-from torchkiln.base.recipe import CLEANING, ON_TOP, recipe
+from torchkiln.base.recipe import CLEANING, ON_TOP, SNAPSHOT, recipe, snapshot_of, sources_of, variables
 from torchkiln.base.remake import APT_EFFECTS, blob_of, debs_of, mismatch, record_effects, remade
-from torchkiln.base.sources import SNAPSHOT, snapshot_of, sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import LockedApt, OsLayers, packages_of
 from torchkiln.model.digest import Digest

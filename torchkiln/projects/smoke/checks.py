@@ -23,8 +23,7 @@ from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
 from torchkiln.projects.symbols.os_libraries import advice
 from torchkiln.smoke.run import Ended, Inside, exit_status
-from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
-from torchkiln.smoke.suite_source import canonical
+from torchkiln.smoke.suite import Suite, SuiteCheck, canonical, load_suite
 from torchkiln.util.strict_json import json_of
 
 #: Check -> value -> the bound or the type of the value.

@@ -32,8 +32,8 @@ from torchkiln.runtimes.rootfs import demand_namespaces
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.history import KeptRuns, KeptRunsListener
-from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.reuse import TIME, Question
+from torchkiln.smoke.session import InsideImage
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torchkiln.base.debs import sha256_of
+from torchkiln.base.archive import sha256_of
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.prefetch import fetched
 from torchkiln.errors import BuildFailed, ConfigError

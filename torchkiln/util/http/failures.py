@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from urllib3 import exceptions
 
-from torchkiln.util.http.deadlines import Overdue
+from torchkiln.util.http.session import Overdue
 
 _MAX_TEXT = 120  # characters of a library's message
 
@@ -89,5 +89,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _short(text: str) -> str:
-    """A library's message on one line, truncated."""
     return " ".join(text.split())[:_MAX_TEXT]

@@ -60,7 +60,6 @@ class Progress:
         self.failures, self.paused, self.since = 0, 0.0, time.monotonic()
 
     def failed(self) -> None:
-        """Count a failed attempt."""
         now = self._measure()
         if now >= self._before + self._step:
             self.failures, self.paused, self._before, self.since = 0, 0.0, now, time.monotonic()
