@@ -11,6 +11,7 @@ import pytest
 from tests.unit.test_project_lock import Workspace, locked_cell
 from tests.unit.test_project_lock_files import PYLOCK, uv_package
 from tests.unit.test_project_read import SHA, read, refused
+from torchkiln.matrix.mirrors import load
 from torchkiln.projects.elsewhere import is_pytorchs
 from torchkiln.projects.file import FILE
 
@@ -81,6 +82,85 @@ def test_several_options_of_a_line(tmp_path: Path) -> None:
 def test_other_places_are_not_ignored(tmp_path: Path, url: str) -> None:
     assert not is_pytorchs(url)
     assert refused(tmp_path, {"requirements.txt": f"--find-links {url}\n"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"-i {TLS}pypi.org/simple",
+        f"--index-url {TLS}pypi.org/simple/",
+        f"--extra-index-url={TLS}pypi.python.org/simple",
+        "--trusted-host pypi.org",
+        *(f"-i {preset['UV_DEFAULT_INDEX']}" for preset in load().values()),
+    ],
+)
+def test_pypi_and_its_mirrors_are_ignored_and_listed(tmp_path: Path, line: str) -> None:
+    """The configured index serves the same files; beside PyTorch's index, too."""
+    found = read(tmp_path, {"requirements.txt": f"--extra-index-url {CU}\n{line}\nidna\n"})
+    assert [(one.name, one.where) for one in found.ignored] == [
+        ("torch", "requirements.txt:1"),
+        ("index", "requirements.txt:2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://pypi.org.invalid/simple",
+        f"{TLS}pypi.org@x.invalid/simple",
+        f"{TLS}me:secret@pypi.org/simple",
+        "https://x.invalid/pypi.org/simple",
+        f"{TLS}pypi.org/other",
+    ],
+)
+def test_a_url_like_pypis_is_refused(tmp_path: Path, url: str) -> None:
+    fault = refused(tmp_path, {"requirements.txt": f"--index-url {url}\n"})[0]
+    assert "a project cannot choose the index" in fault
+    assert "secret" not in fault
+
+
+PROJECT = '[project]\nname = "x"\nversion = "1"\ndependencies = ["idna", "torch"]\n'
+OWN = '[[tool.uv.index]]\nname = "own"\nurl = "https://own.invalid/simple"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (OWN, "pyproject.toml:7: [[tool.uv.index]] https://own.invalid/…/simple: a project cannot"),
+        (f'{OWN}explicit = true\n[tool.uv.sources]\nidna = {{ index = "own" }}\n',
+         "pyproject.toml: [tool.uv.sources] idna: it has an effect in uv.lock only"),
+        ('[tool.uv.sources]\nIDNA = { git = "https://host.invalid/idna" }\n', "[tool.uv.sources] IDNA"),
+        ('[tool.uv.sources]\nidna = [{ path = "../idna" }]\n', "[tool.uv.sources] idna"),
+        ('[tool.uv.sources]\nidna = { index = "missing" }\n', "[tool.uv.sources] idna"),
+        ('[tool.uv]\noverride-dependencies = ["numpy<2"]\n', "[tool.uv] override-dependencies: it has"),
+        ('[tool.uv]\nextra-index-url = ["https://own.invalid/s"]\n', "[tool.uv] extra-index-url"),
+        ('[[tool.poetry.source]]\nname = "own"\nurl = "https://own.invalid/s"\n', "[[tool.poetry.source]]"),
+        ('[[tool.pdm.source]]\nname = "own"\nurl = "https://own.invalid/s"\n', "[[tool.pdm.source]]"),
+    ],
+)  # fmt: skip
+def test_settings_that_choose_other_packages_are_refused_without_a_lock(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    """They were dropped, and the package came from the configured index."""
+    assert fault in refused(tmp_path, {"pyproject.toml": PROJECT + text})[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[[tool.uv.index]]\nname = "cu"\nurl = "{CU}"\nexplicit = true\n'
+        '[tool.uv.sources]\ntorch = [{ index = "cu", extra = "gpu" }]\n',
+        f'{OWN}explicit = true\n[tool.uv.sources]\ntorch = {{ index = "own" }}\nabsent = {{ path = "." }}\n',
+        f'[[tool.uv.index]]\nurl = "{TLS}pypi.org/simple"\ndefault = true\n',
+        '[[tool.poetry.source]]\nname = "PyPI"\n[[tool.poetry.source]]\nname = "own"\n'
+        'url = "https://own.invalid/s"\npriority = "explicit"\n',
+        "[tool]\nuv = 3\n",
+        '[tool.uv]\nindex = "x"\nsources = [1]\n',
+    ],
+)
+def test_settings_that_change_no_package_of_the_project(tmp_path: Path, text: str) -> None:
+    found = read(tmp_path, {"pyproject.toml": PROJECT + text})
+    assert [one.text for one in found.requirements] == ["idna", "torch"]
 
 
 @pytest.mark.parametrize(

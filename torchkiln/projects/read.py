@@ -6,7 +6,7 @@ of the project is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from torchkiln.index.settings import redact_text
 from torchkiln.projects import pylock
 from torchkiln.projects.asked import Asked, Ignored, ProjectNeeds
 from torchkiln.projects.choice import NO_CHOICE, Choice
-from torchkiln.projects.elsewhere import is_pytorchs
+from torchkiln.projects.elsewhere import served, settings_without_effect
 from torchkiln.projects.exports import found_in
 from torchkiln.projects.files import Lines, read_inside
+from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.pyproject import FILE, Pyproject, parse_pyproject, requirements_of
 from torchkiln.projects.requirement import Requirements, read_requirements
 from torchkiln.store.store import Store
@@ -71,6 +72,7 @@ def read_project(
         "dependencies" in file.project or (choice.groups and not file.project and file.lists("group"))
     ):
         source, requirements, python = FILE, _own(file, choice), file.requires_python
+        _demand_followed(file, requirements)
     else:
         others = [*found_in(folder.resolve())]
         names = ", ".join(islice(dict.fromkeys(name for name, _ in others), 9))
@@ -91,11 +93,21 @@ def read_project(
     )
 
 
+def _demand_followed(file: Pyproject, required: Iterable[Asked]) -> None:
+    """:raises ConfigError: settings in *file* choose other packages than this reader does; lists all."""
+    names = {one.name for one in required if not comes_with_torch(one.name)}
+    found, lines = Requirements(), Lines(FILE, file.text)
+    for setting, why, advice in settings_without_effect(file.document, names):
+        where = lines.quoted(setting.split()[-1]) if "://" in setting else FILE
+        found.refuse(f"{where}: {redact_text(setting[:200])}: {why}", advice)
+    found.require_sound()
+
+
 def _places(file: Pyproject) -> Iterator[Ignored]:
-    """The settings of uv, Poetry and others that name PyTorch's index."""
+    """The settings of uv, Poetry and others that name PyTorch's index, or PyPI."""
     for words, where in Lines(FILE, file.text).strings():
-        if is_pytorchs(words):
-            yield Ignored(name="torch", version=redact_text(words), where=where)
+        if "://" in words and (name := served(words)):
+            yield Ignored(name=name, version=redact_text(words), where=where)
 
 
 def _own(file: Pyproject, choice: Choice) -> tuple[Asked, ...]:

@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.projects.asked import LONGEST, MOST, TEXT, Asked, Ignored
-from torchkiln.projects.elsewhere import instead_of, is_itself, is_pytorchs, without_places
+from torchkiln.projects.elsewhere import INDEX, instead_of, is_itself, is_pytorchs, without_places
 from torchkiln.projects.files import read_inside, text_for_pip
 from torchkiln.projects.fixed import comes_with_torch
 from torchkiln.projects.sources.by_commit import repository_required
@@ -59,13 +59,12 @@ _EDITABLE = re.compile(r"(?:(?:-e|--editable)[=\s]?\s*|(?=\./?(?:$|\[)))(\S+)") 
 _SHORT = re.compile(r"(-[rceif])(\S.*)")
 
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
-_INDEX = "set the index in the configuration of pip or uv: PIP_INDEX_URL or UV_DEFAULT_INDEX"
 # option -> what is wrong with it, and what to do
 _REFUSED = {
     **dict.fromkeys(("-e", "--editable"), ("editable packages cannot be locked", BUILD)),
     **dict.fromkeys(
         ("-i", "--index-url", "--extra-index-url", "--no-index", "--trusted-host"),
-        ("a project cannot choose the index", _INDEX),
+        ("a project cannot choose the index", INDEX),
     ),
     **dict.fromkeys(("-f", "--find-links"), ("this option is not supported", _FOLDER)),
     "--pre": ("this option is not supported", "name a pre-release in its requirement: NAME==2.0rc1"),
@@ -319,8 +318,7 @@ class _Reader:
 
     def _with_effect(self, line: str, above: str, where: str) -> str:
         """The *line* without what has no effect in an image, which is listed; *above* is the line before."""
-        rest, places = without_places(line)
-        ignored = [("torch", text) for text in places]
+        rest, ignored = without_places(line)
         if option := _EDITABLE.fullmatch(rest):
             if is_itself(option[1], str(self.root), self.own, above):
                 ignored, rest = [*ignored, (self.own, f"{rest}, the project itself")], ""
