@@ -18,7 +18,8 @@ from tests.keys import ED, pem, public_pem
 from tests.needs import give_up, nightly
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.locks.lock import load_locked, lock_digest
+from torchkiln.locks.file import lock_digest
+from torchkiln.locks.lock import load_locked
 from torchkiln.model.cell import Source
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.oci.layout import open_layout

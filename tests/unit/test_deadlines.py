@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socketserver
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def test_within_caps_every_limit(session: LimitedSession, url: str) -> None:
         for _ in range(2):
             with pytest.raises(Overdue), session.deadlines.limit(60.0):
                 session.get(url)
+
+
+def test_an_exceeded_limit_is_reported_even_if_an_inner_one_ended_with_it(session: LimitedSession) -> None:
+    """It depended on whether the watcher ran between the two, and the message named the inner limit."""
+
+    def late() -> None:
+        with session.deadlines.limit(0.3):
+            time.sleep(0.2)
+            with session.deadlines.limit(60.0):
+                time.sleep(0.15)
+                raise OSError
+
+    with pytest.raises(Overdue, match=r"in 0\.3 seconds"):
+        late()
 
 
 def test_after_a_limit_the_thread_has_none(session: LimitedSession, url: str) -> None:

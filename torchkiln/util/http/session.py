@@ -240,7 +240,8 @@ class Deadlines:
         """Restore the outer deadline; return whether the inner deadline was exceeded."""
         me = threading.get_ident()
         with self._changed:
-            late = me in self._late
+            # By the clock, too: the watcher may not have run since an inner limit with this deadline ended.
+            late = me in self._late or self._until.get(me, math.inf) <= time.monotonic()
             self._restart(me, outer)
             if outer is not None:
                 self._changed.notify()
