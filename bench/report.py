@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def page(document: Mapping[str, Any]) -> str:
         (outcome_from_json(benchmark["outcome"]), benchmark["run"])
         for benchmark in document["benchmarks"].values()
     ]
+    counted = Counter(note for one, _ in outcomes for note in one.notes)
+    common = [note for note, count in counted.items() if count > 1]
     left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
     parts = [
         _HEAD,
@@ -47,7 +50,10 @@ def page(document: Mapping[str, Any]) -> str:
             ("what", "target", "median (minimum to maximum)", "met"),
             (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
         ),
-        *(part for one, run in outcomes for part in _section(one, run)),
+        "## Common notes\n",
+        *(f"{number}. {note}" for number, note in enumerate(common, 1)),
+        "",
+        *(part for one, run in outcomes for part in _section(one, run, common)),
         "## Machines and versions\n",
         *dict.fromkeys(machine_line(run) for _, run in outcomes),
         "\n## Not measured\n",
@@ -115,14 +121,16 @@ def machine_line(run: Mapping[str, Any]) -> str:
     return f"- {cores} ({machine['cpu']}), {machine['memory_gib']} GiB, {machine['kernel']}; {programs}."
 
 
-def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
+def _section(outcome: Outcome, run: Mapping[str, Any], common: Sequence[str]) -> list[str]:
     parts = [f"## {outcome.title}\n", f"State: {outcome.state}.\n"]
     if outcome.series:
         parts.append(table(outcome.series[0], outcome.series[1:]))
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
         parts.append(table(titles, map(_side_row, outcome.sides)))
-    parts += [f"{note}\n" for note in outcome.notes]
+    parts += [f"{note}\n" for note in outcome.notes if note not in common]
+    if numbers := [str(common.index(note) + 1) for note in outcome.notes if note in common]:
+        parts.append(f"See [notes](#common-notes): {', '.join(numbers)}.\n")
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
 

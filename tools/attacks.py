@@ -20,7 +20,7 @@ def tested(names: Sequence[str]) -> str:
         count = sum(node.name.startswith("test_") for node in tests)
         claim = (ast.get_docstring(tree) or "").partition("\n")[0].replace("|", "\\|")
         rows.append((f"`{path.relative_to(ROOT / 'tests').with_suffix('')}`", claim, str(count)))
-    return table(("module in `tests/`", "what its tests show", "tests"), rows)
+    return table(("module", "claim", "tests"), rows)
 
 
 def module(name: str) -> Path:

@@ -29,7 +29,6 @@ from tools.gpu_runs import (  # noqa: E402
     Mutants,
     Run,
     benchmarks,
-    footnote,
     joined,
     lengths,
     mutants,
@@ -65,8 +64,8 @@ def runs_part(known: Sequence[Run]) -> str:
         (
             f"[{run.name}](proofs/{run.file})",
             run.gpus,
-            run.driver,
-            run.torch,
+            run.driver.removeprefix("driver "),
+            run.torch.removeprefix("torch "),
             _image(run),
             (run.report.when or "")[:10],
             verdict(run.report.findings),
@@ -74,20 +73,42 @@ def runs_part(known: Sequence[Run]) -> str:
         for run in known
     ]
     head = ("report", "GPUs", "driver", "torch", "image", "when", "verdict")
-    return table(head, rows) + footnote(known) if rows else ""
+    return _dittoed(head, rows) if rows else ""
+
+
+def _dittoed(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table in which ″ stands for a long value that the row above has, too."""
+    blank = ("",) * len(head)
+    return table(
+        head,
+        (
+            ["″" if cell == over and len(cell) > 9 else cell for cell, over in zip(row, above, strict=True)]
+            for row, above in zip(rows, (blank, *rows), strict=False)
+        ),
+    )
 
 
 def _image(run: Run) -> str:
-    if run.report.tag is None or not run.earlier:
-        return "none" if run.report.tag is None else f"`{short(run.report)}`"
-    return f"an earlier image, `{short(run.report)}` †"
+    if run.report.tag is None:
+        return "none"
+    return f"`{short(run.report)}`{' †' if run.earlier else ''}"
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A table with a row for each report: how many checks of each tier passed, and what did not pass."""
-    rows = [(run.title, *(_passed(run, tier) for tier in (1, 2, 3)), _not_passed(run)) for run in known]
-    head = ("report", "tier 1", "tier 2", "tier 3", "not applicable, skipped or failed")
-    return table(head, rows) + footnote(known) if rows else ""
+    """A table with a row for each report: how many checks of each tier passed, and notes on the others."""
+    notes = list(dict.fromkeys(note for run in known for note in _not_passed(run)))
+    rows = [
+        (
+            run.title,
+            *(_passed(run, tier) for tier in (1, 2, 3)),
+            ", ".join(str(notes.index(note) + 1) for note in _not_passed(run)),
+        )
+        for run in known
+    ]
+    if not rows:
+        return ""
+    listed = "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1))
+    return f"{table(('report', 'tier 1', 'tier 2', 'tier 3', 'notes'), rows)}\n{listed}"
 
 
 def _passed(run: Run, tier: int) -> str:
@@ -95,7 +116,7 @@ def _passed(run: Run, tier: int) -> str:
     return f"{len(found)} passed, {sum(one.seconds for one in found):.0f} s" if found else ""
 
 
-def _not_passed(run: Run) -> str:
+def _not_passed(run: Run) -> list[str]:
     """The checks above tier 0 that did not pass, by outcome and the first line of the message."""
     checks: dict[str, list[str]] = {}
     for found in run.report.findings:
@@ -103,7 +124,7 @@ def _not_passed(run: Run) -> str:
             lines = () if found.outcome == "skipped" else found.message.splitlines()[:1]
             reason = ": ".join((found.outcome, *lines))
             checks.setdefault(reason, []).append(f"`{found.id}`")
-    return "; ".join(f"{', '.join(ids)} {reason}" for reason, ids in checks.items())
+    return [f"{', '.join(ids)} {reason}" for reason, ids in checks.items()]
 
 
 def mutants_part(broken: Sequence[Mutants]) -> str:
@@ -133,8 +154,7 @@ def benchmark_part(known: Sequence[Run]) -> str:
     )
     return "\n".join(
         (
-            "".join(dict.fromkeys(f"{_conditions(values)}\n" for _, values in measured))
-            + footnote(run for run, _ in measured),
+            "".join(dict.fromkeys(f"{_conditions(values)}\n" for _, values in measured)),
             _speeds(measured, timed),
             _gates_table(measured, timed),
             *pictures,
@@ -162,7 +182,7 @@ def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
         for key, what, format_value in kinds
         for length in timed
     ]
-    rows = (
+    rows = [
         (
             run.title,
             *(
@@ -171,8 +191,8 @@ def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
             ),
         )
         for run, values in measured
-    )
-    return table((" / ".join(PRECISIONS.values()), *(title for _, title, _ in columns)), rows)
+    ]
+    return _dittoed((" / ".join(PRECISIONS.values()), *(title for _, title, _ in columns)), rows)
 
 
 def _gates_table(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
@@ -219,9 +239,9 @@ def busbw_part(known: Sequence[Run]) -> str:
     ]
     if not series:
         return ""
-    speeds = table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
+    speeds = table(("GB/s", *(f"{run.title}: {label}" for run, label, _ in series)), rows)
     return (
-        f"{speeds}{footnote(run for run, _, _ in series)}\n![Bus bandwidth against message size]({BUSBW})\n"
+        f"{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
     )
 
 

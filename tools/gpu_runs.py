@@ -15,7 +15,6 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.report import from_json
 
 _BUILT = re.compile(r"\b(TORCH|CUDA)_VERSION=([0-9][0-9.]*)")  # in torch.__config__.show()
-EARLIER = "† a run of an earlier image: its lock gives a different digest today\n"
 PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}
 
 
@@ -103,11 +102,6 @@ Benchmark = tuple[Run, Mapping[str, Any]]
 def benchmarks(known: Iterable[Run]) -> list[Benchmark]:
     """The runs of *known* in which the check `benchmark` passed, each with its values."""
     return [(run, values) for run in known if (values := run.measured("benchmark"))]
-
-
-def footnote(shown: Iterable[Run]) -> str:
-    """The footnote that explains the mark for earlier images; empty if none of *shown* has the mark."""
-    return f"\n{EARLIER}" if any(run.earlier for run in shown) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

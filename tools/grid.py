@@ -130,7 +130,7 @@ class Square:
         text = self.now.now() if self.now else self.state.value
         if (earlier := self.earlier_shown()) is None:
             return text
-        image = "an earlier image with the same GPU stack" if self.same_stack else "an earlier image"
+        image = "an earlier image³" if self.same_stack else "an earlier image"
         return f"{text}; {earlier.earlier(image)}"
 
 

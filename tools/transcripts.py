@@ -55,10 +55,12 @@ def summary(lines: list[str]) -> list[str]:
 
 
 def object_of(lines: list[str]) -> list[str]:
-    """The object of --json, indented, with one layer."""
+    """The object of --json, indented, with one layer, one reused layer and one check."""
     content = json.loads(lines[-1])
     for key in ("layers", "reused"):
         content[key][1:] = [f"… {len(content[key]) - 1} more"]
+    (check, outcome), *others = content["smoke"]["checks"].items()
+    content["smoke"]["checks"] = {check: outcome, "…": f"{len(others)} more"}
     return json.dumps(content, indent=2, ensure_ascii=False).splitlines()
 
 
@@ -86,7 +88,7 @@ START = (
     f"docker run -d --name {CONTAINER} -p 8888:8888 -p 2222:22 --shm-size=8g -v ./workspace:/workspace \\\n"
     f'      -e SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)" {IMAGE}'
 )
-OF_CONTAINERS = ("start", "ssh", "doctor", "guard")
+OF_CONTAINERS = ("start", "ssh", "doctor")
 _READY = "is running at"  # JupyterLab's message
 _TIMEOUT = 60  # seconds until it must appear
 
@@ -107,15 +109,6 @@ def container_transcripts(shell: Terminal) -> Iterator[tuple[str, list[str]]]:
         yield "doctor", [f"$ {line}", *cut(shell.shows(line))]
     finally:
         shell.shows(f"docker rm --force --volumes {CONTAINER}")
-    line = f"docker run -t --rm {IMAGE} pip install torch==2.6.0"
-    yield "guard", [f"$ {line}", *refusal(cut(shell.shows(line)))]
-
-
-def refusal(lines: list[str]) -> list[str]:
-    """pip's error without its advice, and the lines of torchkiln after it."""
-    own = next(index for index, line in enumerate(lines) if line.startswith("torchkiln: "))
-    advice = 1 + max(index for index, line in enumerate(lines) if "The user requested" in line)
-    return [*lines[:advice], f"… {own - advice} lines of advice left out", *lines[own:]]
 
 
 def logged(shell: Terminal, line: str) -> list[str]:

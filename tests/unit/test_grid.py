@@ -88,8 +88,8 @@ def test_each_state_has_a_text() -> None:
 
 
 def test_results_of_an_earlier_image_are_not_shown_for_the_present_one() -> None:
-    """The words "with the same GPU stack" are written only if the stacks were compared."""
-    ours = "an earlier image with the same GPU stack"
+    """The mark for the same GPU stack is written only if the stacks were compared."""
+    ours = "an earlier image³"
 
     assert (
         locked(earlier=summary_of(PARTIAL, proved=True)) == f"locked; an earlier image was proved on {WHERE}"
@@ -169,7 +169,7 @@ def test_the_grid_with_reports_of_the_present_images(monkeypatch: pytest.MonkeyP
     report_text = grid.grid()
 
     assert report_text.count("<br>built and proved on ") == len({item.report.tag for item in PASSED})
-    assert "earlier image with" not in report_text
+    assert "earlier image³" not in report_text
     assert f"unavailable. {len(RUNTIME)} built and proved, " in report_text
     assert "devel on debian12: 1 built and proved, " in report_text
     assert "; 0 proved in an earlier image." in report_text
@@ -184,7 +184,7 @@ def test_the_grid_with_the_same_reports_of_other_images(
     report_text, proved = grid.grid(), len(RUNTIME)
 
     assert "<br>built" not in report_text
-    assert report_text.count("earlier image with the same GPU stack was proved on ") == proved > 0
+    assert report_text.count("earlier image³ was proved on ") == proved > 0
     assert f" {LOCKS} locked, " in report_text
     assert f"; {proved} proved in an earlier image." in report_text
 
