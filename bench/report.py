@@ -16,10 +16,9 @@ _HEAD = """# Benchmarks
 
 `make bench` writes this page; [bench.json](bench.json) has the values of every round. "Ours" is torchkiln.
 The commands of a table ran in turn: each turn is a round. The tables show the median, with minimum and
-maximum; the picture has all ratios, also those without a target. Seconds are elapsed time, with Python's
-start; core-seconds are user and system time of the whole process tree; peak memory is the largest sum of
-the PSS of all processes. "MB out" is the size of the layers of the wheels, or of the downloaded files.
-Sizes are decimal; a MiB is 2^20 bytes.
+maximum; the picture has all ratios. Seconds are elapsed time, with Python's start; core-seconds are user and
+system time of all processes; peak memory is the largest sum of their PSS. "MB out" is the size of the layers
+of the wheels, or of the downloaded files. Sizes are decimal; a MiB is 2^20 bytes.
 
 ![The ratios and targets as bars](bench-ratios.svg)
 """
@@ -42,6 +41,7 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     counted = Counter(note for one, _ in outcomes for note in one.notes)
     common = [note for note, count in counted.items() if count > 1]
+    states = {one.state: one.title for one, _ in reversed(outcomes)}  # the title of the first section
     left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
     parts = [
         _HEAD,
@@ -53,7 +53,7 @@ def page(document: Mapping[str, Any]) -> str:
         "## Common notes\n",
         *(f"{number}. {note}" for number, note in enumerate(common, 1)),
         "",
-        *(part for one, run in outcomes for part in _section(one, run, common)),
+        *(part for one, run in outcomes for part in _section(one, run, common, states[one.state])),
         "## Machines and versions\n",
         *dict.fromkeys(machine_line(run) for _, run in outcomes),
         "\n## Not measured\n",
@@ -121,8 +121,9 @@ def machine_line(run: Mapping[str, Any]) -> str:
     return f"- {cores} ({machine['cpu']}), {machine['memory_gib']} GiB, {machine['kernel']}; {programs}."
 
 
-def _section(outcome: Outcome, run: Mapping[str, Any], common: Sequence[str]) -> list[str]:
-    parts = [f"## {outcome.title}\n", f"State: {outcome.state}.\n"]
+def _section(outcome: Outcome, run: Mapping[str, Any], common: Sequence[str], first: str) -> list[str]:
+    state = outcome.state if outcome.title == first else f'as in "{first}"'
+    parts = [f"## {outcome.title}\n", f"State: {state}.\n"]
     if outcome.series:
         parts.append(table(outcome.series[0], outcome.series[1:]))
     elif outcome.sides:

@@ -1,31 +1,30 @@
-"""Write the tables of docs/attacks.md: the test modules of an actor, with what their docstrings say."""
+"""Bring the rows of docs/attacks.md up to date: a test module of an attacker, its claim, number of tests.
+
+The rows name the modules: to list another module, add a row with its name.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
-from bench.markdown import table
-
 ROOT = Path(__file__).resolve().parent.parent
+_ROW = re.compile(r"^\| `(?P<module>\w+/test_\w+)` \|.*\n", re.MULTILINE)
 
 
-def tested(names: Sequence[str]) -> str:
-    """A row for each test module of *names* (without folder and `.py`): path, claim, number of tests."""
-    rows = []
-    for path in map(module, names):
-        tree = ast.parse(path.read_bytes())
-        tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        count = sum(node.name.startswith("test_") for node in tests)
-        claim = (ast.get_docstring(tree) or "").partition("\n")[0].replace("|", "\\|")
-        rows.append((f"`{path.relative_to(ROOT / 'tests').with_suffix('')}`", claim, str(count)))
-    return table(("module", "claim", "tests"), rows)
+def filled(text: str) -> str:
+    """*text* with what the modules say and contain today in each row."""
+    return _ROW.sub(lambda row: tested(row["module"]), text)
 
 
-def module(name: str) -> Path:
-    """The file of the test module *name*; the process exits if there is not exactly one."""
-    found = sorted((ROOT / "tests").rglob(f"{name}.py"))
-    if len(found) != 1:
-        raise SystemExit(f"docs/attacks.md: {len(found)} test modules have the name {name!r}")
-    return found[0]
+def tested(module: str) -> str:
+    """The row of the test module *module* (`unit/test_x`); the process exits if there is none."""
+    path = ROOT / "tests" / f"{module}.py"
+    if not path.is_file():
+        raise SystemExit(f"docs/attacks.md: there is no test module tests/{module}.py")
+    tree = ast.parse(path.read_bytes())
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    count = sum(node.name.startswith("test_") for node in tests)
+    claim = (ast.get_docstring(tree) or "").partition("\n")[0].replace("|", "\\|")
+    return f"| `{module}` | {claim} | {count} |\n"

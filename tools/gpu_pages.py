@@ -148,7 +148,7 @@ def benchmark_part(known: Sequence[Run]) -> str:
         return ""
     timed = sorted({length for _, values in measured for length in lengths(values)})
     pictures = (
-        f"![{title}, {run.name}](gpu-{what}-{run.name}.svg)\n"
+        f"![{title}](gpu-{what}-{run.name}.svg)\n"
         for run, _ in pictured(measured)
         for what, title in _PICTURES.items()
     )

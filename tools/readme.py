@@ -2,16 +2,14 @@
 """Writes the generated parts of both READMEs and of docs/ from matrix, facts, locks and the commands' output.
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
-`numbers` (with `; first N rows`), `attacks MODULE...`, `folders` (of torchkiln), `switches` (of a container),
-`projects` (of real-projects.json), `output of COMMAND` (with `; first N lines`), or `transcript NAME`
-(recorded by tools/transcripts.py).
+`numbers`, `folders` (of torchkiln), `switches` (of a container), `projects` (of real-projects.json), or
+`transcript NAME` (recorded by tools/transcripts.py). The rows of test modules (tools/attacks.py) are, too.
 `--check` writes nothing and exits with 5 if anything is stale.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -39,46 +37,28 @@ PAGES = (
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
-_OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
-_FIGURES = re.compile(r"numbers(; first (?P<count>\d+) rows)?")
-_WIDTH = 150  # characters; a longer line of output is cut and marked
 
 
 def filled(text: str) -> str:
     """*text* with every generated part replaced."""
-    return markdown.filled(text, _generated)
+    return attacks.filled(markdown.filled(text, _generated))
 
 
 def _generated(what: str) -> str:
     if what == "grid":
         return grid()
-    if what.startswith("attacks "):
-        return attacks.tested(what.split()[1:])
     if what == "folders":
         return layout.folders()
-    if found := _FIGURES.fullmatch(what):
-        return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
+    if what == "numbers":
+        return numbers(json.loads(NUMBERS.read_bytes()))
     if what == "projects":
         return real_projects.page()
     if what == "switches":
         return switches(_settings())
-    if found := _OUTPUT.fullmatch(what):
-        return output(found["command"], int(found["count"]) if found["count"] else None)
     if what.startswith("transcript "):
         recorded = (TRANSCRIPTS / f"{what.removeprefix('transcript ')}.txt").read_text()
         return f"```console\n{recorded}```\n"
     raise SystemExit(f"unknown generated part {what!r}")
-
-
-def output(command: str, count: int | None) -> str:
-    """The stdout of `python build.py COMMAND` as a fenced block, with the number of omitted lines."""
-    argv = [sys.executable, str(ROOT / "build.py"), *command.split()]
-    printed = _stdout(argv).splitlines()
-    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in printed]
-    left = 0 if count is None else max(0, len(lines) - count)
-    if left:
-        lines = [*lines[:-left], f"… {left} lines left out"]
-    return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
 def _settings() -> list[tuple[str, str, str]]:
@@ -98,9 +78,10 @@ def _stdout(argv: Sequence[str]) -> str:
     return done.stdout
 
 
-def numbers(document: dict[str, Any], count: int | None = None) -> str:
-    """The measured figures of docs/numbers.json, or the first *count* of them."""
-    rows = [[row["what"], row["value"], row["how"]] for row in document["rows"][:count]]
+def numbers(document: dict[str, Any]) -> str:
+    """The measured figures of docs/numbers.json that no other page has."""
+    shown = [row for row in document["rows"] if "page" not in row]
+    rows = [[row["what"], row["value"], row["how"]] for row in shown]
     return f"{document['machine']}\n\n" + table(["what", "measured", "how to reproduce"], rows)
 
 

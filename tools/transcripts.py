@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,9 +65,9 @@ def object_of(lines: list[str]) -> list[str]:
     return json.dumps(content, indent=2, ensure_ascii=False).splitlines()
 
 
-def cut(lines: list[str]) -> list[str]:
-    """All lines, shortened to 130 characters."""
-    return [line if len(line) <= 130 else line[:128] + " …" for line in lines]
+def cut(lines: list[str], width: int = 130) -> list[str]:
+    """All lines, shortened to *width* characters."""
+    return [line if len(line) <= width else line[: width - 2] + " …" for line in lines]
 
 
 RUNS: dict[str, tuple[str, list[str], bool, Callable[[list[str]], list[str]]]] = {
@@ -78,7 +79,7 @@ RUNS: dict[str, tuple[str, list[str], bool, Callable[[list[str]], list[str]]]] =
         False,
         cut,
     ),
-    "smoke": (f"smoke run {CELL}", ["smoke", "run", "--force", *CELL.split()], True, cut),
+    "smoke": (f"smoke run {CELL}", ["smoke", "run", "--force", *CELL.split()], True, partial(cut, width=80)),
 }
 
 
