@@ -240,9 +240,7 @@ def busbw_part(known: Sequence[Run]) -> str:
     if not series:
         return ""
     speeds = table(("GB/s", *(f"{run.title}: {label}" for run, label, _ in series)), rows)
-    return (
-        f"{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
-    )
+    return f"{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
 
 
 def stale(docs: Path) -> dict[str, str | None]:
