@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds
+from bench.report import page
 from bench.results import Figure, Sample, fastest, per_round
 from bench.rows_json import rows_json
+from torchkiln.util.places import ROOT
 
 
 def sample(wall: float, **more: object) -> Sample:
@@ -89,3 +91,15 @@ def test_json_rows_are_lines_and_read_back_as_the_same_value() -> None:
     assert json.loads(text) == value
     assert text.splitlines()[:5] == ["{", '"a": 1,', '"rows": [', '{"b":[1,2]},', '{"c":"\\u00fc\\n"}']
     assert rows_json(value, 0).decode().count("\n") == 1
+
+
+def test_a_note_and_a_state_of_two_benchmarks_are_printed_once() -> None:
+    document = json.loads((ROOT / "docs/bench.json").read_bytes())
+    outcomes = [one["outcome"] for one in document["benchmarks"].values()]
+    notes = {note for outcome in outcomes for note in outcome["notes"]}
+    text = page(document)
+
+    assert len(notes) < sum(len(outcome["notes"]) for outcome in outcomes)
+    assert [note for note in notes if text.count(note) != 1] == []
+    assert [one["state"] for one in outcomes if text.count(f"State: {one['state']}.\n") != 1] == []
+    assert text == (ROOT / "docs/bench.md").read_text()

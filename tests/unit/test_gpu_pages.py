@@ -42,6 +42,13 @@ def test_a_check_that_failed_gives_no_picture_and_no_figure() -> None:
     assert "`benchmark` failed: too slow" in gpu_pages.checks_part([FAILED])
 
 
+def test_a_long_value_of_the_row_above_is_a_ditto_mark() -> None:
+    rows = [("a", "NVIDIA H200"), ("a", "NVIDIA H200"), ("a", "NVIDIA H100"), ("a", "NVIDIA H200")]
+    found = gpu_pages._dittoed(("", ""), rows).splitlines()[2:]
+
+    assert found == ["| a | NVIDIA H200 |", "| a | ″ |", "| a | NVIDIA H100 |", "| a | NVIDIA H200 |"]
+
+
 JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">
 <testcase classname="tests.smoke_mutants.test_host_gpu" name="test_here"><properties>
 <property name="gpus" value="2 × NVIDIA H200"/><property name="torch" value="2.11.0 for CUDA 13.0"/>

@@ -60,6 +60,12 @@ def test_all_tests_of_hostile_input_are_listed() -> None:
     assert found - listed == set()
 
 
+def test_a_row_gets_the_claim_and_the_number_of_its_module() -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith("| `unit/"))
+
+    assert attacks.filled(f"before\n{row[: row.index(' | ')]} | stale | 0 |\n") == f"before\n{row}\n"
+
+
 def test_a_module_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"there is no test module tests/unit/test_gone\.py"):
         attacks.filled("| `unit/test_gone` | A claim. | 1 |\n")
