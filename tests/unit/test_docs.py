@@ -108,13 +108,8 @@ def test_exit_codes_are_those_of_the_code() -> None:
 
 
 HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py", ".github")
-INSIDE = (
-    "rootfs/etc",
-    *(
-        f"rootfs/opt/torchkiln/{name}"
-        for name in ("account", "guard", "entrypoint", "healthcheck", "workplace")
-    ),
-)
+_OPT = ("account", "guard", "entrypoint", "healthcheck", "workplace")
+INSIDE = ("rootfs/etc", *(f"rootfs/opt/torchkiln/{name}" for name in _OPT))
 
 
 def _sources(*places: str) -> str:
@@ -152,8 +147,7 @@ def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], 
 _PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
 # Hosts of specifications, the two public servers that a user may have to set, the snapshot services of the
-# distributions, names reserved for
-# examples (or without a dot), this machine, and issuers for CI jobs.
+# distributions, names reserved for examples (or without a dot), this machine, and issuers for CI jobs.
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
     r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io|slsa\.dev|sigstore\.dev|spdx\.dev"

@@ -43,10 +43,8 @@ def test_a_check_that_failed_gives_no_picture_and_no_figure() -> None:
 
 
 def test_a_long_value_of_the_row_above_is_a_ditto_mark() -> None:
-    rows = [("a", "NVIDIA H200"), ("a", "NVIDIA H200"), ("a", "NVIDIA H100"), ("a", "NVIDIA H200")]
-    found = gpu_pages._dittoed(("", ""), rows).splitlines()[2:]
-
-    assert found == ["| a | NVIDIA H200 |", "| a | ″ |", "| a | NVIDIA H100 |", "| a | NVIDIA H200 |"]
+    found = gpu_pages._dittoed(("", ""), [("a", "NVIDIA H200"), ("a", "NVIDIA H200"), ("a", "NVIDIA H100")])
+    assert found.splitlines()[2:] == ["| a | NVIDIA H200 |", "| a | ″ |", "| a | NVIDIA H100 |"]
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">

@@ -17,6 +17,7 @@ BOTH = [ENGLISH, CHINESE]
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?P<target>[^)]+)\)")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+TRANSLATED = {"docs/deploy": "deploy/README", "docs/recipes": "examples/recipes/README"}
 _ONE_LANGUAGE = {"README.md", "README.zh-CN.md", "docs/mirrors.zh-CN.md"}
 
 
@@ -73,17 +74,11 @@ def test_the_same_links() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("english", "chinese"),
-    [
-        ("docs/deploy.md", "deploy/README.zh-CN.md"),
-        ("docs/recipes.md", "examples/recipes/README.zh-CN.md"),
-    ],
-)
+@pytest.mark.parametrize(("english", "chinese"), TRANSLATED.items())
 def test_a_translation_has_the_commands_names_and_figures_of_its_page(english: str, chinese: str) -> None:
     """It may leave out sections and sentences."""
     code = re.compile(r"```sh\n[^`]*?```|^    \S.*$|`[^`\n]+`", re.MULTILINE)
-    original, translated = ((ROOT / page).read_text() for page in (english, chinese))
+    original, translated = ((ROOT / page).read_text() for page in (f"{english}.md", f"{chinese}.zh-CN.md"))
     tables = [
         [numbers(row) for row in re.findall(r"^\| .*", text.split("\n## Measured")[0], re.MULTILINE)]
         for text in (original, translated)
