@@ -56,8 +56,21 @@ FAKE = Deb(
     files={f"{LIBRARIES}/libbz3.so.1": library("libbz2.so.1.0").replace(b"libbz2.so.1.0", b"libbz3.so.1.0")},
     triggers=LDCONFIG,
 )
+# What only root of this host may do. Process 1 has the host's root; the script is in a chroot.
+ATTACKS = {
+    "read": "cp /proc/1/root/etc/shadow /dev/null",
+    "write": "mkdir /proc/1/root/run/torchkiln-owned && rmdir /proc/1/root/run/torchkiln-owned",
+    "device": "mknod /tmp/mem c 1 1",
+    "devices": "chroot /proc/1/root mount -t devtmpfs none /mnt",
+    "priority": "chroot /proc/1/root chrt -r 1 true",
+    "setting": "chroot /proc/1/root sysctl -q -w vm.swappiness=$(cat /proc/sys/vm/swappiness)",
+    "clock": 'date -s "$(date)"',
+}
+_TRIES = "\n".join(f"({attack}) >/dev/null 2>&1 && echo {name}" for name, attack in ATTACKS.items())
+ATTACKER = Deb(name="attacker", scripts={"postinst": f"set +e\nexec >/etc/attacks\necho tried\n{_TRIES}\n:"})
 GOOD = (
     TOOL,
+    ATTACKER,
     FAKE,
     Deb(name="extra"),
     Deb(name="libmd0", version="99", files={f"{LIBRARIES}/libmd.so.0": "new"}),
@@ -176,6 +189,11 @@ def test_scripts_of_packages_have_no_network_and_leave_no_process(scene: Scene, 
     assert subprocess.run(["pgrep", "--full", "^sleep 86423$"]).returncode == 1
     lines = text(scene.store, locked, "etc/tool-net").splitlines()[2:]
     assert [line.split(":")[0].strip() for line in lines] == ["lo"]
+
+
+def test_scripts_of_packages_cannot_do_what_root_can(scene: Scene) -> None:
+    """They are root of a user namespace: they own no file of the host, and have no capability on it."""
+    assert text(scene.store, scene.lock("attacker")[0], "etc/attacks") == "tried\n"
 
 
 def test_nothing_of_the_mirror_is_in_the_image(scene: Scene, locked: LockedApt) -> None:

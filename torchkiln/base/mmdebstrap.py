@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import select
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,6 +56,10 @@ _HIDDEN = re.compile(
 STALLED = 600.0  # seconds without a line of output, which names each file that apt downloads
 DEBS = "/var/cache/apt/archives"
 PINS = "/etc/apt/preferences.d/torchkiln"
+# Ranges of 65,536 ids that systemd leaves to containers, from 524,288 on. systemd.io/UIDS-GIDS
+_RANGES = 28_663
+_PROBE_S = 30.0
+_ISOLATED = ("--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--propagation=private", "--")
 _SOURCES = '"$1"/etc/apt/sources.list'
 _WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
 _PLANNED = re.compile(r"\d+ upgraded, (?P<count>\d{1,6}) newly installed, .*")
@@ -75,9 +81,33 @@ class Scratch:
     @contextlib.contextmanager
     def running(self, onto: ExistingBase | None = None) -> Iterator[IO[bytes]]:
         """The tar that mmdebstrap writes; see `command` and `running`."""
-        argv = command(self.recipe, self.environ, unprivileged=os.geteuid() != 0, place=self, onto=onto)
+        unprivileged = os.geteuid() != 0
+        users = () if unprivileged else self._own_users()
+        argv = command(
+            self.recipe, self.environ, unprivileged=unprivileged, place=self, onto=onto, own_users=users
+        )
         with running(argv, self.env, self.recipe, self.report) as tar:
             yield tar
+
+    def _own_users(self) -> tuple[str, ...]:
+        """The start of a command that runs as root of a user namespace; empty if this host allows none.
+
+        So scripts of packages, which run as root, have no capability on the host, and own none of its files.
+        """
+        first = (8 + secrets.randbelow(_RANGES)) << 16
+        start = (sys.executable, "-I", "-S", str(Path(__file__).with_name("own_users.py")), str(first))
+        folders = (Path(self.env["TMPDIR"]), self.lists, self.debs)
+        for folder in folders:
+            os.chown(folder, first, first)
+        probe = [*start, "unshare", "--mount", *_ISOLATED, "test", "-w", str(folders[0])]
+        done = subprocess.run(probe, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_S)
+        if not done.returncode:
+            return start
+        for folder in folders:
+            os.chown(folder, 0, 0)
+        why = done.stderr.decode(errors="replace").strip() or f"{folders[0]} is in a private folder"
+        self.report.say(f"scripts of packages run as root of this host: {why}")
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +170,13 @@ def command(
     unprivileged: bool,
     place: Scratch | None = None,
     onto: ExistingBase | None = None,
+    own_users: tuple[str, ...] = (),
 ) -> list[str]:
     """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
     :param place: apt's lists are copied there after the installation.
     :param onto: install packages into this base, or query apt in it, instead of building a base.
+    :param own_users: the start of a command that makes root the root of a user namespace.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
@@ -173,13 +205,12 @@ def command(
     # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed; and
     # what scripts of packages leave running would not end with it.
     offline = ("--net",) if onto and onto.debs else ()
-    isolated = ["unshare", "--mount", *offline, "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc"]
-    isolated = [] if unprivileged else [*isolated, "--uts", "--propagation=private", "--"]
+    isolated = [] if unprivileged else [*own_users, "unshare", "--mount", *offline, *_ISOLATED]
     return [
         *isolated,
         "mmdebstrap",
         "--verbose",  # the output of apt and dpkg, which names each package
-        f"--mode={'unshare' if unprivileged else 'root'}",
+        f"--mode={'unshare' if unprivileged or own_users else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
         f"--architectures={LINUX_AMD64.architecture}",
@@ -228,12 +259,13 @@ def scratch(
     with temporary_folder("base") as folder:
         folder.chmod(0o755)  # for apt and the root of the namespace, which are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
-        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(folder)}
+        work, lists, debs = folder / "work", folder / "lists", folder / "archives"
+        for one in (work, lists, debs):
+            one.mkdir()
+            one.chmod(0o755)
+        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(work)}
         env |= {"SOURCE_DATE_EPOCH": str(recipe.epoch), "LC_ALL": "C.UTF-8"}
         env["DEBIAN_FRONTEND"] = "noninteractive"
-        lists, debs = folder / "lists", folder / "archives"
-        lists.mkdir()
-        debs.mkdir()
         # apt checks signatures as its own user, who may have no access to a home folder.
         keyring = Path(shutil.copyfile(keys, folder / f"keyring{keys.suffix}"))
         keyring.chmod(0o644)
@@ -275,7 +307,8 @@ def running(
     :raises BuildFailed: mmdebstrap failed; the message has the cause.
     """
     last: deque[str] = deque(maxlen=400)
-    lock = held(Path(env["TMPDIR"]))
+    place = Path(env["TMPDIR"]).parent
+    lock = held(place)
     # In a new session: Ctrl-C only reaches this process, which ends the whole group.
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock)
@@ -305,7 +338,7 @@ def running(
                 _end(process)
             listener.join()
     if code := process.returncode:
-        where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
+        where = str(place.parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
         elsewhere = f"set another archive with {mirror}, or build from a vault: build --vault"
         keys = f"check the keyring ({keyring}, or package {recipe.keyring_package})"
