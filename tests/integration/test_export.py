@@ -173,6 +173,22 @@ def test_gc_deletes_what_no_image_and_no_lock_needs(scene: Scene, mkfs: Path, tm
     scene.export("gc", scene.folder, "--images", locks, code=5)
 
 
+def test_no_link_in_the_folder_is_followed(scene: Scene, mkfs: Path, tmp_path: Path) -> None:
+    """Someone else may have prepared DIR: a link in it must not lead to other files of the user."""
+    diff_id = scene.image.layers[0].diff_id.removeprefix("sha256:")
+    place, mine = scene.folder / "sha256" / diff_id[:2], tmp_path / "mine"
+    mine.mkdir()
+    kept = {mine / f"{diff_id[:2]}{'0' * 62}.erofs", mine / ".x.erofs.y"}
+    for path in kept:
+        path.write_text("")
+        os.utime(path, (0, 0))
+    place.parent.mkdir(parents=True)
+    place.symlink_to(mine)
+    scene.export("gc", scene.folder, "--images", tmp_path / "locks")
+    assert f"{place} is a symbolic link" in scene.export("erofs", scene.folder, "a", code=6)
+    assert set(mine.iterdir()) == kept
+
+
 def test_no_image_is_named(scene: Scene, mkfs: Path) -> None:
     assert "add a TAG, --torch and --cuda, or --all" in scene.export("erofs", scene.folder, code=2)
     assert not scene.folder.exists()

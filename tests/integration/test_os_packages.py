@@ -16,6 +16,7 @@ import pytest
 
 from tests.layers import sha256
 from tests.needs import needs_mmdebstrap
+from tests.os_attacks import ATTACKER
 from tests.planned import FACTS, MATRIX
 from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
@@ -56,18 +57,6 @@ FAKE = Deb(
     files={f"{LIBRARIES}/libbz3.so.1": library("libbz2.so.1.0").replace(b"libbz2.so.1.0", b"libbz3.so.1.0")},
     triggers=LDCONFIG,
 )
-# What only root of this host may do. Process 1 has the host's root; the script is in a chroot.
-ATTACKS = {
-    "read": "cp /proc/1/root/etc/shadow /dev/null",
-    "write": "mkdir /proc/1/root/run/torchkiln-owned && rmdir /proc/1/root/run/torchkiln-owned",
-    "device": "mknod /tmp/mem c 1 1",
-    "devices": "chroot /proc/1/root mount -t devtmpfs none /mnt",
-    "priority": "chroot /proc/1/root chrt -r 1 true",
-    "setting": "chroot /proc/1/root sysctl -q -w vm.swappiness=$(cat /proc/sys/vm/swappiness)",
-    "clock": 'date -s "$(date)"',
-}
-_TRIES = "\n".join(f"({attack}) >/dev/null 2>&1 && echo {name}" for name, attack in ATTACKS.items())
-ATTACKER = Deb(name="attacker", scripts={"postinst": f"set +e\nexec >/etc/attacks\necho tried\n{_TRIES}\n:"})
 GOOD = (
     TOOL,
     ATTACKER,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import select
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +22,7 @@ from urllib.parse import quote
 from torchkiln.base.archive import record_packages
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect
+from torchkiln.base.own_users import ISOLATED, own_users
 from torchkiln.base.recipe import (
     APT_CLEANING,
     CLEANING,
@@ -56,10 +55,6 @@ _HIDDEN = re.compile(
 STALLED = 600.0  # seconds without a line of output, which names each file that apt downloads
 DEBS = "/var/cache/apt/archives"
 PINS = "/etc/apt/preferences.d/torchkiln"
-# Ranges of 65,536 ids that systemd leaves to containers, from 524,288 on. systemd.io/UIDS-GIDS
-_RANGES = 28_663
-_PROBE_S = 30.0
-_ISOLATED = ("--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--propagation=private", "--")
 _SOURCES = '"$1"/etc/apt/sources.list'
 _WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
 _PLANNED = re.compile(r"\d+ upgraded, (?P<count>\d{1,6}) newly installed, .*")
@@ -81,33 +76,13 @@ class Scratch:
     @contextlib.contextmanager
     def running(self, onto: ExistingBase | None = None) -> Iterator[IO[bytes]]:
         """The tar that mmdebstrap writes; see `command` and `running`."""
-        unprivileged = os.geteuid() != 0
-        users = () if unprivileged else self._own_users()
-        argv = command(
-            self.recipe, self.environ, unprivileged=unprivileged, place=self, onto=onto, own_users=users
-        )
+        root, folders = os.geteuid() == 0, (self.folder / "work", self.lists, self.debs)
+        users, why = own_users(folders) if root else ((), "")
+        if why:
+            self.report.say(f"scripts of packages run as root of this host: {why}")
+        argv = command(self.recipe, self.environ, unprivileged=not root, place=self, onto=onto, users=users)
         with running(argv, self.env, self.recipe, self.report) as tar:
             yield tar
-
-    def _own_users(self) -> tuple[str, ...]:
-        """The start of a command that runs as root of a user namespace; empty if this host allows none.
-
-        So scripts of packages, which run as root, have no capability on the host, and own none of its files.
-        """
-        first = (8 + secrets.randbelow(_RANGES)) << 16
-        start = (sys.executable, "-I", "-S", str(Path(__file__).with_name("own_users.py")), str(first))
-        folders = (Path(self.env["TMPDIR"]), self.lists, self.debs)
-        for folder in folders:
-            os.chown(folder, first, first)
-        probe = [*start, "unshare", "--mount", *_ISOLATED, "test", "-w", str(folders[0])]
-        done = subprocess.run(probe, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_S)
-        if not done.returncode:
-            return start
-        for folder in folders:
-            os.chown(folder, 0, 0)
-        why = done.stderr.decode(errors="replace").strip() or f"{folders[0]} is in a private folder"
-        self.report.say(f"scripts of packages run as root of this host: {why}")
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,13 +145,13 @@ def command(
     unprivileged: bool,
     place: Scratch | None = None,
     onto: ExistingBase | None = None,
-    own_users: tuple[str, ...] = (),
+    users: tuple[str, ...] = (),
 ) -> list[str]:
     """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
     :param place: apt's lists are copied there after the installation.
     :param onto: install packages into this base, or query apt in it, instead of building a base.
-    :param own_users: the start of a command that makes root the root of a user namespace.
+    :param users: see `own_users`.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
@@ -205,12 +180,12 @@ def command(
     # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed; and
     # what scripts of packages leave running would not end with it.
     offline = ("--net",) if onto and onto.debs else ()
-    isolated = [] if unprivileged else [*own_users, "unshare", "--mount", *offline, *_ISOLATED]
+    isolated = [] if unprivileged else [*users, "unshare", "--mount", *offline, *ISOLATED]
     return [
         *isolated,
         "mmdebstrap",
         "--verbose",  # the output of apt and dpkg, which names each package
-        f"--mode={'unshare' if unprivileged or own_users else 'root'}",
+        f"--mode={'unshare' if unprivileged or users else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
         f"--architectures={LINUX_AMD64.architecture}",

@@ -25,6 +25,7 @@ from torchkiln.oci.piped import ProgramFailed, piped
 from torchkiln.oci.tar_names import removed_by
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, confined, read_layer
+from torchkiln.util.files import named
 
 PROGRAM = "mkfs.erofs"
 _MIN_VERSION = (1, 8, 2)  # the first version with --sort=none
@@ -56,9 +57,14 @@ def place_of(folder: Path, diff_id: Digest) -> Path:
     return folder / algorithm / value[:2] / f"{value}.erofs"
 
 
+def places(folder: Path, pattern: str) -> list[Path]:
+    """The files at the places of EROFS images in *folder* that match *pattern*; no link is followed."""
+    return [path for path in sorted(folder.glob(f"sha256/??/{pattern}")) if named(path.parent) == path.parent]
+
+
 def images_in(folder: Path) -> Iterator[tuple[Path, Digest]]:
     """The EROFS images in *folder*, with the diff_ids of their layers; other files are left out."""
-    for path in sorted(folder.glob("sha256/??/*.erofs")):
+    for path in places(folder, "*.erofs"):
         diff_id = Digest(f"sha256:{path.stem}")
         if len(path.stem) == 64 and path == place_of(folder, diff_id):
             yield path, diff_id

@@ -69,7 +69,8 @@ def piped(
                 try:
                     left = left[os.write(pipe.fileno(), left) :]
                 except BrokenPipeError:  # it needs no more, or it failed
-                    return demand_success()
+                    demand_success()
+                    break
 
         try:
             yield write
