@@ -17,9 +17,11 @@ import pytest
 from tests.erofs_tools import with_mkfs
 from tests.needs import tool
 from tests.roots import entry, layer, minimal_layout
+from torchkiln.errors import BuildFailed
 from torchkiln.oci.erofs import place_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.oci.unpack import unpack
+from torchkiln.oci.squashfs import write_tar
+from torchkiln.oci.unpack import layer_index, unpack
 from torchkiln.runtimes import erofs_mount
 from torchkiln.runtimes.image_root import layers_of
 
@@ -89,6 +91,15 @@ def listing(root: Path) -> dict[str, tuple[object, ...]]:
         name: (*values, next((names for names in groups.values() if name in names), []))
         for name, values in found.items()
     }
+
+
+@pytest.mark.parametrize("name", ["A", "A\nB"])
+def test_a_variable_cannot_set_another_one(scene: Scene, name: str) -> None:
+    """The gate has read one variable with a line break, /etc/environment would have two."""
+    layers, written = layers_of(scene.image), bytearray()
+    with pytest.raises(BuildFailed, match="cannot contain the variable 'A.*: it has a line break"):
+        write_tar(layers, [layer_index(one) for one in layers], {name: "b\nLD_PRELOAD=/x"}, written.extend)
+    assert b"LD_PRELOAD" not in written
 
 
 @pytest.fixture
