@@ -97,7 +97,7 @@ def listing(root: Path) -> dict[str, tuple[object, ...]]:
 def test_a_variable_cannot_set_another_one(scene: Scene, name: str) -> None:
     """The gate has read one variable with a line break, /etc/environment would have two."""
     layers, written = layers_of(scene.image), bytearray()
-    with pytest.raises(BuildFailed, match="cannot contain the variable 'A.*: it has a line break"):
+    with pytest.raises(BuildFailed, match=r"cannot contain the variable 'A.*: it has a line break"):
         write_tar(layers, [layer_index(one) for one in layers], {name: "b\nLD_PRELOAD=/x"}, written.extend)
     assert b"LD_PRELOAD" not in written
 
