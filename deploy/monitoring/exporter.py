@@ -196,7 +196,8 @@ class TrainingLog:
             ):
                 self._close()
             if not self._file and stat.S_ISREG(now.st_mode):
-                self._file = open(self.path, "rb")  # noqa: SIM115 - open until the file is replaced
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may have replaced it
+                self._file = open(descriptor, "rb")  # noqa: SIM115 - open until the file is replaced
             data = self._rest + self._file.read(_MOST) if self._file else b""
         except OSError:
             self._close()
@@ -231,7 +232,7 @@ def _writers(path, log):
 
 def _step(line):
     """The values in a line that the recipes print; empty for any other line."""
-    found = _STEP.search(line)
+    found = _STEP.match(line, max(line.rfind(b"step "), 0))  # once: a search tries each "step" of a long line
     if not found:
         return {}
     try:
@@ -268,6 +269,8 @@ def handler(source):
     """A handler of HTTP requests that serves /metrics."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 60  # seconds in which a client must send its request
+
         def do_GET(self):
             found = self.path.split("?")[0] == "/metrics"
             body = (source.read() if found else "see /metrics\n").encode()

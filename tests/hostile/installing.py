@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 
 from tests.hostile.making import (
     CODE,
@@ -22,7 +23,7 @@ from tests.hostile.making import (
     with_spec,
     without,
 )
-from tests.rawzip import entry, read, write
+from tests.rawzip import changed, entry, read, write
 from tests.wheels import File
 
 POINT_OVER_SCRIPT = {
@@ -55,10 +56,23 @@ def _headers(old: bytes, new: bytes, reason: str = "") -> Kind:
     return Kind(metadata("METADATA", old, new), reason)
 
 
+_PYC = "bad/__pycache__/x.cpython-311.pyc"
+
+
 def _pyc(path: str, *sources: str) -> Kind:
     """Add an unrelated .pyc at *path*, and *sources*."""
     more = (File(path=path, data=b"\x00old"), *(File(path=source, data=CODE) for source in sources))
     return Kind(with_spec(files=(*SPEC.files, *more)))
+
+
+def _damaged_pyc(**fields: object) -> Kind:
+    """A .pyc that is compiled again, with *fields* in its local header."""
+
+    def make(valid: Path) -> bytes:
+        wheel = _pyc(_PYC, "bad/x.py").write(valid, valid.parent / "pyc")
+        return changed(wheel, _PYC, **fields)
+
+    return Kind(make, f"entry '{_PYC}': ")
 
 
 def _tagged(tag: str, reason: str) -> Kind:
@@ -295,6 +309,10 @@ INSTALLING: dict[str, Kind] = {
     "data replaces a file": _file("bad/lib.so", "purelib", "a different file at .*bad/lib.so"),
     "data replaces RECORD": _file(f"{INFO}/RECORD", "purelib", "a different file at"),
     "own INSTALLER": Kind(info("INSTALLER", b"conda\n"), "a different file at"),
+    "byte-code that is compiled again, with another name in its local header": _damaged_pyc(
+        local={"name": _PYC.replace("x.", "y.").encode()}
+    ),
+    "byte-code that is compiled again, with a wrong CRC": _damaged_pyc(crc=1),
     # accepted, as by pip
     "record with a duplicate line": Kind(record(lambda lines: [lines[0], *lines])),
     "record with a file that does not exist": Kind(record(lambda lines: [*lines, "bad/gone.py,sha256=x,1"])),

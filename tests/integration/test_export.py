@@ -17,9 +17,11 @@ import pytest
 from tests.erofs_tools import with_mkfs
 from tests.needs import tool
 from tests.roots import entry, layer, minimal_layout
+from torchkiln.errors import BuildFailed
 from torchkiln.oci.erofs import place_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.oci.unpack import unpack
+from torchkiln.oci.squashfs import write_tar
+from torchkiln.oci.unpack import layer_index, unpack
 from torchkiln.runtimes import erofs_mount
 from torchkiln.runtimes.image_root import layers_of
 
@@ -89,6 +91,15 @@ def listing(root: Path) -> dict[str, tuple[object, ...]]:
         name: (*values, next((names for names in groups.values() if name in names), []))
         for name, values in found.items()
     }
+
+
+@pytest.mark.parametrize("name", ["A", "A\nB"])
+def test_a_variable_cannot_set_another_one(scene: Scene, name: str) -> None:
+    """The gate has read one variable with a line break, /etc/environment would have two."""
+    layers, written = layers_of(scene.image), bytearray()
+    with pytest.raises(BuildFailed, match=r"cannot contain the variable 'A.*: it has a line break"):
+        write_tar(layers, [layer_index(one) for one in layers], {name: "b\nLD_PRELOAD=/x"}, written.extend)
+    assert b"LD_PRELOAD" not in written
 
 
 @pytest.fixture
@@ -171,6 +182,22 @@ def test_gc_deletes_what_no_image_and_no_lock_needs(scene: Scene, mkfs: Path, tm
     (locks / "x").mkdir()
     (locks / "x/lock.json").write_text("{")
     scene.export("gc", scene.folder, "--images", locks, code=5)
+
+
+def test_no_link_in_the_folder_is_followed(scene: Scene, mkfs: Path, tmp_path: Path) -> None:
+    """Someone else may have prepared DIR: a link in it must not lead to other files of the user."""
+    diff_id = scene.image.layers[0].diff_id.removeprefix("sha256:")
+    place, mine = scene.folder / "sha256" / diff_id[:2], tmp_path / "mine"
+    mine.mkdir()
+    kept = {mine / f"{diff_id[:2]}{'0' * 62}.erofs", mine / ".x.erofs.y"}
+    for path in kept:
+        path.write_text("")
+        os.utime(path, (0, 0))
+    place.parent.mkdir(parents=True)
+    place.symlink_to(mine)
+    scene.export("gc", scene.folder, "--images", tmp_path / "locks")
+    assert f"{place} is a symbolic link" in scene.export("erofs", scene.folder, "a", code=6)
+    assert set(mine.iterdir()) == kept
 
 
 def test_no_image_is_named(scene: Scene, mkfs: Path) -> None:

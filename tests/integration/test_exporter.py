@@ -180,6 +180,14 @@ def test_other_lines_are_ignored(tmp_path: Path, line: bytes) -> None:
     assert "torchkiln_training" not in done.stdout
 
 
+def test_long_lines_take_little_time(tmp_path: Path) -> None:
+    """Who writes the log may be another user, and the exporter serves no page while it reads."""
+    log = tmp_path / "log"
+    log.write_bytes((b"step 1  loss 1  scale 1  " * 2600 + b"\n") * 100 + STEP.format(10).encode())
+    done = run_program([*EXPORTER, "--once", "--log", str(log)], check=True, timeout=30)
+    assert f'torchkiln_training_step{{log="{log}"}} 10.0\n' in done.stdout
+
+
 def test_a_folder_is_no_log(tmp_path: Path) -> None:
     done = run_program([*EXPORTER, "--once", "--log", str(tmp_path)], check=True)
 

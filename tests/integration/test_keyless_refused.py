@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from sigstore.errors import VerificationError
 
 from tests.keyless_scene import TRUST, Job, Prepared, a_job, a_prepared_publisher, job
 from tests.reports import TAG
-from tests.servers.sigstore_ca import new_key
-from tests.servers.sigstore_server import CERT, PROOFS, REQUEST_TOKEN, TIME, TOKEN
+from tests.servers.sigstore_ca import SIGSTORE, new_key
+from tests.servers.sigstore_server import CERT, IDENTITY, ISSUER, PROOFS, REQUEST_TOKEN, TIME, TOKEN
 from torchkiln.attest import keyless
 from torchkiln.attest.keyless import _text
+from torchkiln.attest.keys import SignerIdentity
 from torchkiln.errors import KilnError
 
 __all__ = ["a_job", "a_prepared_publisher"]
@@ -222,3 +228,62 @@ def test_the_message_of_an_error_or_of_its_cause() -> None:
     assert _text(silent) == "certificate has expired"
     assert _text(speaking) == "no entry in the log"
     assert _text(RuntimeError()) == "RuntimeError"
+
+
+def certificate_for(names: list[x509.GeneralName], issuer: bytes) -> x509.Certificate:
+    """A certificate with *names*, and Fulcio's extension for the *issuer*."""
+    key, now = new_key(), datetime.now(timezone.utc)
+    named = x509.Name([])
+    builder = x509.CertificateBuilder(named, named, key.public_key(), 1, now, now)
+    extension = x509.UnrecognizedExtension(x509.ObjectIdentifier(f"{SIGSTORE}.1"), issuer)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
+    return builder.add_extension(extension, critical=False).sign(key, SHA256())
+
+
+def mail(text: str) -> x509.RFC822Name:
+    return x509.RFC822Name._init_without_validation(text)
+
+
+URI, MAIL = x509.UniformResourceIdentifier(IDENTITY), mail("kim@git.example")
+USERNAME = x509.OtherName(x509.ObjectIdentifier(f"{SIGSTORE}.7"), b"\x0c\x03kim")
+#: The names in a certificate, its issuer, and the only identity that it is of; "" if it is of none.
+CERTIFICATES = {
+    "URI": ([URI], ISSUER, IDENTITY),
+    "email": ([MAIL], ISSUER, "kim@git.example"),
+    "URI as an email": ([mail(IDENTITY)], ISSUER, ""),
+    "email as a URI": ([x509.UniformResourceIdentifier("kim@git.example")], ISSUER, ""),
+    "email as a user name": ([USERNAME], ISSUER, ""),
+    "two names": ([URI, MAIL], ISSUER, ""),
+    "one name twice": ([URI, URI], ISSUER, ""),
+    "email in other case": ([mail("Kim@git.example")], ISSUER, "Kim@git.example"),
+    "NUL": ([x509.UniformResourceIdentifier(f"{IDENTITY}\0x")], ISSUER, f"{IDENTITY}\0x"),
+    "NUL before it": ([x509.UniformResourceIdentifier(f"\0{IDENTITY}")], ISSUER, f"\0{IDENTITY}"),
+    "DNS": ([x509.DNSName("git.example")], ISSUER, ""),
+    "issuer with a slash": ([URI], f"{ISSUER}/", ""),
+    "issuer with NUL": ([URI], f"{ISSUER}\0", ""),
+    "issuer in other case": ([URI], ISSUER.upper(), ""),
+    "no issuer": ([URI], "", ""),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_only_the_identity_of_a_certificate_matches(name: str) -> None:
+    """The name of the same kind, and no other in the certificate; the same bytes."""
+    names, issuer, identity = CERTIFICATES[name]
+    certificate = certificate_for(names, issuer.encode())
+    asked = {
+        IDENTITY,
+        "kim@git.example",
+        "kim",
+        "\x0c\x03kim",
+        "git.example",
+        "",
+        *(one.value for one in names),
+    }
+    found = set()
+    for who in asked:
+        signer = SignerIdentity(identity=str(who), issuer=ISSUER, roles=("publisher",))
+        with suppress(VerificationError):
+            keyless._Policy(signer).verify(certificate)
+            found.add(who)
+    assert found == ({identity} if identity else set())

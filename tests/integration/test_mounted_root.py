@@ -194,6 +194,7 @@ REFUSED = {
     "opaque": ([entry("opt", kind=DIR), entry("opt/.wh..wh..opq")], "a whiteout that is opaque"),
     "parent": ([entry("opt/x/y", b"1")], "does not contain its parent directory"),
     "attributes": ([with_attribute("x")], "has extended attributes"),
+    "siblings": ([entry("d", kind=DIR), *(entry(f"d/{n}") for n in range(30_001))], "d: has more than 30000"),
 }
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -39,6 +39,7 @@ from torchkiln.attest.statement import (
 )
 from torchkiln.base import archive, artefact, effects
 from torchkiln.base.contents import parse_status
+from torchkiln.engine import keep
 from torchkiln.errors import (
     BadWheel,
     BuildFailed,
@@ -67,17 +68,24 @@ from torchkiln.projects.effect import files_of_records
 from torchkiln.projects.files import LIMIT
 from torchkiln.projects.read import read_project
 from torchkiln.projects.sources.sdist import build_system
+from torchkiln.publishing import session as publishing
+from torchkiln.registry import tokens
 from torchkiln.registry.credentials import find_login
+from torchkiln.registry.messages import HttpResponse
 from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.sbom import evidence
 from torchkiln.sbom.cyclonedx import cyclonedx, sbom_statement
 from torchkiln.sbom.matches import listed
+from torchkiln.site import folder as catalogue
 from torchkiln.smoke import report as smoke_report
 from torchkiln.smoke.attestation import report_of, statement_of
+from torchkiln.smoke.bundle import held
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 from torchkiln.wheel import install, splice
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +142,17 @@ def _manifest(data: bytes) -> object:
     return Document(digest=IMAGE, media_type="x", data=data).json
 
 
+def _response(body: bytes, status: int) -> HttpResponse:
+    return HttpResponse(url="https://registry.example/", status=status, headers={}, body=body)
+
+
+def _some(value: T) -> T:
+    """:raises ValueError: *value* is empty, so the document was ignored."""
+    if not value:
+        raise ValueError("no value")
+    return value
+
+
 class _Listed(RepositoryReader):
     """A repository whose lists have one page, *page*; it has no registry."""
 
@@ -186,6 +205,10 @@ name = "a"
 version = "1"
 wheels = [{{name = "{_WHEEL}", url = "https://x/{_WHEEL}", hashes = {{sha256 = "{"0" * 64}"}}}}]
 """
+_COPYRIGHT = (
+    "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n"
+    "Files: *\nCopyright: x\nLicense: MIT\n x\n"
+)
 _UV_LOCK = b"""version = 1
 requires-python = ">=3.10"
 [[package]]
@@ -248,6 +271,15 @@ READERS: Mapping[str, DocumentReader] = {
     "page of an index in JSON": _of(_PAGE, lambda data: wheels_on(_page(data, json=True), "a"), BuildFailed, form="page", most=pages.MOST),
     "newest on a page": _of(_PAGE, lambda data: newest_of(listing(_page(data, json=True)), SpecifierSet(), "3.11", ()), BuildFailed, form="page", most=pages.MOST),
     "page of an index": _lines(_HTML, lambda data: wheels_on(_page(data, json=False), "a"), BuildFailed, pages.MOST),
+    "token of a registry": _of(b'{"token": "x"}', lambda data: _some(tokens._token(_response(data, 200))[0]), ValueError),
+    "error of a registry": _of(b'{"errors": [{"code": "DENIED"}]}', lambda data: _some(_response(data, 403).error_text().partition(",")[2]), ValueError),
+    "list of a catalogue": _of(json_bytes({"kind": "torchkiln catalogue", "files": {"a": "b"}}), lambda data: _some(_from_file(catalogue._listed, "x")(data)), ValueError),
+    "lock in a vault": _of(json_bytes({"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY]}), lambda data: list(keep._entries(data, "x"))),
+    "image.json in an image": _of(b'{"wheels": []}', lambda data: evidence._contents({"x": data.decode()}, "x"), ValueError),
+    "own_use in an image": _of(b'{"own_use": true}', lambda data: publishing._own_use(data.decode(errors="surrogateescape"), "x"), KilnError),
+    "layers that a host has": _lines(f"{IMAGE} x\n", held.parse_held, ValueError, held.LIMIT),
+    "index of packages": _lines("Package: tar\nVersion: 1\n", _from_file(lambda path: archive.read_lists(path.parent, ()), "x_Packages"), BuildFailed, 4 << 20),
+    "copyright": _lines(_COPYRIGHT, lambda data: evidence._debian_licences(data.decode()), ValueError, 1 << 20),
     "pyproject.toml": _of(b'[project]\nname = "a"\ndependencies = ["b"]\n', _project("pyproject.toml"), ConfigError, **_TOML),
     "torchkiln.toml": _of(b'command = ["a"]\n', lambda data: settings.settings_from({settings.FILE: data}.get), ConfigError, **_TOML),
     "pylock.toml": _of(_PYLOCK.encode(), lambda data: pylock.packages_of(data, (), {}), ConfigError, **_TOML),
@@ -261,6 +293,7 @@ READERS: Mapping[str, DocumentReader] = {
     "RECORD": _lines("a/__init__.py,,\n", lambda data: install.parse_record(data, _NAME), BadWheel, 16 << 20),
     "RECORD in an image": _lines("a/__init__.py,,\n", lambda data: files_of_records({_INSTALLED.replace("METADATA", "RECORD"): data.decode()}, _SCHEME), VerificationFailed, 16 << 20),
     "entry_points.txt": _lines("[console_scripts]\na = a:b\n", lambda data: install.launchers(data, _NAME, _SCHEME), BadWheel, 1 << 20),
+    "dpkg's status in an image": _lines("Package: tar\nStatus: install ok installed\n", lambda data: list(evidence._installed(data.decode())), ValueError, 4 << 20),
     "dpkg's status": _lines("Package: tar\nStatus: install ok installed\nVersion: 1\n", lambda data: parse_status(data.decode()), BuildFailed, 4 << 20),
     "matrix": _yaml((ROOT / "matrix.yaml").read_bytes(), _from_file(lambda path: matrix.read(path, FACTS), "matrix.yaml")),
     "facts of NVIDIA's archives": _yaml(_REDIST.encode(), lambda data: cuda_redist.parse(data, name="x")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import socketserver
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.roots import entry, layer
 from tests.servers.background import InBackground, QuietServer
 from tests.servers.hostile_index import HostileIndex, head, slowly
 from tests.stored import locked_file
@@ -20,12 +22,17 @@ from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings
 from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Transfer
+from torchkiln.oci import piped
+from torchkiln.oci.erofs import Unmountable, convert
 from torchkiln.registry import reading
 from torchkiln.registry import session as registry_session
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
+from torchkiln.smoke import pytest_wheels
+from torchkiln.store.store import Store
 from torchkiln.util.http.session import LEAST, LimitedSession, Network, Overdue
+from torchkiln.util.places import ROOT
 
 
 @pytest.fixture
@@ -156,3 +163,45 @@ def test_a_blob_without_progress_fails(stalling: str, tmp_path: Path) -> None:
         reader = RepositoryReader(registry, Repository(host=host, name="a/b"))
         with pytest.raises(RegistryError, match=f"^{host}: blob {digest[:19]}: {LATE}"):
             reader.fetch(digest, SIZE, tmp_path / "blob", lambda _: None)
+
+
+@pytest.mark.parametrize("program", ["sleep 600", "cat >/dev/null; sleep 600"], ids=["deaf", "stays"])
+def test_a_converter_without_progress_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """A stranger's layer may make mkfs.erofs hang, and a program of that name may be another one."""
+    monkeypatch.setattr(piped, "_PATIENCE", 0.5)
+    (made := tmp_path / "mkfs.erofs").write_text(f"#!/bin/sh\n{program}\n")
+    made.chmod(0o755)
+    with pytest.raises(Unmountable, match=r"^mkfs\.erofs timed out: no progress in 0\.5 seconds$"):
+        convert(layer(tmp_path, entry("a", bytes(300_000))), tmp_path / "x.erofs", str(made))
+    assert not list(tmp_path.glob("*x.erofs*"))
+
+
+def test_pip_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(pytest_wheels, "_SECONDS", 2.0)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config := tmp_path / "pip.conf"))
+    config.write_text(f"[global]\nindex-url = {url}\n")
+    with pytest.raises(BuildFailed, match="cannot download pytest for the smoke tests: timed out after 2 s"):
+        pytest_wheels.pytest_wheels(f"a==1 --hash=sha256:{'0' * 64}".encode(), Store(tmp_path / "cache"))
+
+
+CALLS = ("subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output")
+#: Modules that call `subprocess.run` without a time limit, and why; all others have one.
+ENDLESS = {
+    "cli/matrix": "torchkiln itself",
+    "docker/daemon": "the user's Docker client",
+    "projects/smoke/linkage_probe": "in a container, whose time the smoke tests limit",
+    "runtimes/driver": "ldconfig -p of the host",
+}
+
+
+def test_programs_have_a_limit() -> None:
+    """A program that runs on a stranger's input and never ends would hang the command."""
+    package, found = ROOT / "torchkiln", set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            called = node if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS else None
+            if called and "timeout" not in [keyword.arg for keyword in called.keywords]:
+                found.add(file.relative_to(package).with_suffix("").as_posix())
+    assert found == set(ENDLESS)

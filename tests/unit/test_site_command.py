@@ -133,9 +133,10 @@ def _of_another_program(site: Path) -> None:
     (site / "mine").write_text("")
 
 
-def _listed_by_a_stranger(files: object) -> Callable[[Path], None]:
+def _listed_by_a_stranger(files: object, size: int = 0) -> Callable[[Path], None]:
     def arrange(site: Path) -> None:
         _of_somebody(site)
+        os.truncate(site / "thesis.tex", size)
         (site / "files.json").write_text(json.dumps({"kind": "torchkiln catalogue", "files": files}))
 
     return arrange
@@ -157,6 +158,8 @@ def _not_a_list(site: Path) -> None:
         (_of_another_program, "has files that torchkiln did not write: mine"),
         (_listed_by_a_stranger(["thesis.tex"]), "has files that torchkiln did not write: thesis.tex"),
         (_listed_by_a_stranger({"thesis.tex": "sha256:0"}), "files that torchkiln did not write: thesis.tex"),
+        (_listed_by_a_stranger({"thesis.tex": ""}, (64 << 20) + 1), "torchkiln did not write: thesis.tex"),
+        (_listed_by_a_stranger({"thesis.tex": None}, (64 << 20) + 1), "torchkiln did not write: thesis.tex"),
         (_not_a_list, "has files that torchkiln did not write: index.html, tags/a.html"),
     ],
 )

@@ -26,9 +26,9 @@ from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFa
 from torchkiln.oci.image import Artifact
 
 if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
     from sigstore.models import Bundle, ClientTrustConfig
     from sigstore.oidc import IdentityToken
-    from sigstore.verify.policy import AllOf
 
 T = TypeVar("T")
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # variable: the path of the ClientTrustConfig of a private Sigstore
@@ -99,7 +99,7 @@ def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes | No
         from sigstore.models import Bundle
         from sigstore.verify import Verifier
 
-        policy = _policy(signer)
+        policy = _Policy(signer)
         try:
             policy.verify(load_der_x509_certificate(certificate(bundle, where=where)))
         except Exception:  # the library raises errors of many kinds
@@ -117,11 +117,26 @@ def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes | No
     return found
 
 
-def _policy(signer: SignerIdentity) -> AllOf:
-    """The same identity and the same issuer, byte for byte; `Identity` alone accepts any for an issuer ""."""
-    from sigstore.verify.policy import AllOf, Identity, OIDCIssuer
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """The issuer and the only name in a certificate: the same bytes, as a URI or an email address.
 
-    return AllOf([OIDCIssuer(signer.issuer), Identity(identity=signer.identity)])
+    The library's `Identity` accepts any issuer for "", names of other kinds, and others beside the name.
+    """
+
+    signer: SignerIdentity
+
+    def verify(self, cert: Certificate) -> None:
+        """:raises VerificationError: *cert* is of another identity."""
+        from cryptography.x509 import RFC822Name, SubjectAlternativeName, UniformResourceIdentifier
+        from sigstore.errors import VerificationError
+        from sigstore.verify.policy import OIDCIssuer
+
+        OIDCIssuer(self.signer.issuer).verify(cert)
+        kind = UniformResourceIdentifier if "://" in self.signer.identity else RFC822Name
+        names = cert.extensions.get_extension_for_class(SubjectAlternativeName).value
+        if [(type(name), name.value) for name in names] != [(kind, self.signer.identity)]:
+            raise VerificationError(f"the certificate is not of {self.signer.identity}")
 
 
 def _token() -> IdentityToken:

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from torchkiln.base.archive import record_packages
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect
+from torchkiln.base.own_users import ISOLATED, own_users
 from torchkiln.base.recipe import (
     APT_CLEANING,
     CLEANING,
@@ -75,7 +76,11 @@ class Scratch:
     @contextlib.contextmanager
     def running(self, onto: ExistingBase | None = None) -> Iterator[IO[bytes]]:
         """The tar that mmdebstrap writes; see `command` and `running`."""
-        argv = command(self.recipe, self.environ, unprivileged=os.geteuid() != 0, place=self, onto=onto)
+        root, folders = os.geteuid() == 0, (self.folder / "work", self.lists, self.debs)
+        users, why = own_users(folders) if root else ((), "")
+        if why:
+            self.report.say(f"scripts of packages run as root of this host: {why}")
+        argv = command(self.recipe, self.environ, unprivileged=not root, place=self, onto=onto, users=users)
         with running(argv, self.env, self.recipe, self.report) as tar:
             yield tar
 
@@ -140,11 +145,13 @@ def command(
     unprivileged: bool,
     place: Scratch | None = None,
     onto: ExistingBase | None = None,
+    users: tuple[str, ...] = (),
 ) -> list[str]:
     """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
     :param place: apt's lists are copied there after the installation.
     :param onto: install packages into this base, or query apt in it, instead of building a base.
+    :param users: see `own_users`.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
@@ -173,13 +180,12 @@ def command(
     # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed; and
     # what scripts of packages leave running would not end with it.
     offline = ("--net",) if onto and onto.debs else ()
-    isolated = ["unshare", "--mount", *offline, "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc"]
-    isolated = [] if unprivileged else [*isolated, "--uts", "--propagation=private", "--"]
+    isolated = [] if unprivileged else [*users, "unshare", "--mount", *offline, *ISOLATED]
     return [
         *isolated,
         "mmdebstrap",
         "--verbose",  # the output of apt and dpkg, which names each package
-        f"--mode={'unshare' if unprivileged else 'root'}",
+        f"--mode={'unshare' if unprivileged or users else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
         f"--architectures={LINUX_AMD64.architecture}",
@@ -228,12 +234,13 @@ def scratch(
     with temporary_folder("base") as folder:
         folder.chmod(0o755)  # for apt and the root of the namespace, which are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
-        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(folder)}
+        work, lists, debs = folder / "work", folder / "lists", folder / "archives"
+        for one in (work, lists, debs):
+            one.mkdir()
+            one.chmod(0o755)
+        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "TMPDIR": str(work)}
         env |= {"SOURCE_DATE_EPOCH": str(recipe.epoch), "LC_ALL": "C.UTF-8"}
         env["DEBIAN_FRONTEND"] = "noninteractive"
-        lists, debs = folder / "lists", folder / "archives"
-        lists.mkdir()
-        debs.mkdir()
         # apt checks signatures as its own user, who may have no access to a home folder.
         keyring = Path(shutil.copyfile(keys, folder / f"keyring{keys.suffix}"))
         keyring.chmod(0o644)
@@ -275,7 +282,8 @@ def running(
     :raises BuildFailed: mmdebstrap failed; the message has the cause.
     """
     last: deque[str] = deque(maxlen=400)
-    lock = held(Path(env["TMPDIR"]))
+    place = Path(env["TMPDIR"]).parent
+    lock = held(place)
     # In a new session: Ctrl-C only reaches this process, which ends the whole group.
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock)
@@ -305,7 +313,7 @@ def running(
                 _end(process)
             listener.join()
     if code := process.returncode:
-        where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
+        where = str(place.parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
         elsewhere = f"set another archive with {mirror}, or build from a vault: build --vault"
         keys = f"check the keyring ({keyring}, or package {recipe.keyring_package})"

@@ -12,14 +12,14 @@ import click
 from torchkiln.cli.shared.console import echo, open_cache, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.image_names import named_image, named_images
-from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.options import FOLDER, images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument, names_argument
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.locks.file import LIMIT, from_json
 from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.digest import Digest
-from torchkiln.oci.erofs import Unmountable, convert, find_mkfs, images_in, place_of
+from torchkiln.oci.erofs import Unmountable, convert, find_mkfs, images_in, place_of, places
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.squashfs import find_tar2sqfs, write_squashfs
 from torchkiln.oci.unpack import LayerBlob
@@ -27,11 +27,11 @@ from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import index_of
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.store.store import age
-from torchkiln.util.files import remove_tree
+from torchkiln.util.files import folder_at, remove_tree
 from torchkiln.util.strict_json import read_file
 
 _DAY = 86400.0  # seconds
-_FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+_FOLDER = click.argument("folder", type=FOLDER, metavar="DIR")
 
 
 @click.group("export", cls=Group)
@@ -109,7 +109,7 @@ def gc(folder: Path, dry_run: bool, images: Path, output: Path) -> None:
         echo(f"{diff_id}  {size(path.stat().st_size)}")
         if not dry_run:
             path.unlink(missing_ok=True)
-    for path in () if dry_run else folder.glob("sha256/??/.*.erofs.*"):  # of a process that was killed
+    for path in () if dry_run else places(folder, ".*.erofs.*"):  # of a process that was killed
         if age(path) > _DAY:
             remove_tree(path)
     say(f"export: {len(loose)} layers {'would be' if dry_run else 'were'} deleted from {folder}")
@@ -141,11 +141,15 @@ def _convert(layers: Sequence[LayerBlob], folder: Path, mkfs: str) -> None:
     """
 
     def one(layer: LayerBlob) -> None:
+        target = place_of(folder, layer.diff_id)
         try:
-            convert(layer, place_of(folder, layer.diff_id), mkfs)
+            with folder_at(target.parent, make=0o777):
+                convert(layer, target, mkfs)
+        except OSError as error:
+            raise BuildFailed(f"{target} cannot be created: {error.strerror}") from error
         except Unmountable as error:
             raise BuildFailed(f"layer {layer.diff_id[:19]} cannot be an EROFS image: {error}") from error
-        say(f"export: {layer.diff_id[:19]}, {size(place_of(folder, layer.diff_id).stat().st_size)}")
+        say(f"export: {layer.diff_id[:19]}, {size(target.stat().st_size)}")
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(one, layers))

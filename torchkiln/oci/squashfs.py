@@ -90,10 +90,13 @@ def write_tar(
     The file /etc/environment has the variables *env* instead of its content in the image.
 
     :raises VerificationFailed: a layer is damaged or has another diff_id.
+    :raises BuildFailed: a variable has a line break, and would be two in the file.
     """
     tree = joined(indexes)
     for path in sorted(path for path, item in tree.items() if item.entry.kind == "folder"):
         write(_header(path, tree[path].entry))
+    if odd := next((name for name, value in env.items() if "\n" in name + value), None):
+        raise BuildFailed(f"/{_VARIABLES} cannot contain the variable {odd!r}: it has a line break")
     lines = "".join(f"{name}={value}\n" for name, value in sorted(env.items())).encode()
     write(_header(_VARIABLES, IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
     write(lines + bytes(-len(lines) % _BLOCK))

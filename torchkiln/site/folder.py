@@ -42,7 +42,8 @@ def demand_replaceable(folder: Path) -> None:
         raise ConfigError(f"{folder}: not empty, and not a catalogue", hint=_HINT)
     listed = _listed(folder / _LIST)
     places = {path.relative_to(folder).as_posix(): path for path in present if path != folder / _LIST}
-    if others := sorted(name for name, path in places.items() if listed.get(name) != _digest(path)):
+    own = {name for name, path in places.items() if (known := listed.get(name)) and known == _digest(path)}
+    if others := sorted(places.keys() - own):
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise ConfigError(
             f"{folder}: has files that torchkiln did not write: {', '.join(others[:3])}{more}",
@@ -77,7 +78,7 @@ def _listed(path: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """The digest of the file *path*; empty if it cannot be read."""
+    """The digest of the file *path*; empty if it cannot be read, or is too large."""
     try:
         return digest_of(read_file(path, _LARGEST, follow=False))
     except OSError:

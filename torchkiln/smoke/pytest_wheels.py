@@ -14,6 +14,7 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder, remove_tree
 
+_SECONDS = 600.0
 # Only wheels for any platform, so that the folder works with the Python of every image.
 _PURE = ("--python-version", "3.10", "--implementation", "py", "--abi", "none", "--platform", "any")
 _PLATFORMS = (
@@ -70,10 +71,16 @@ def _install(requirements: Path, folder: Path, tags: Sequence[str], what: str) -
     command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:", *tags]
     command += ["--target", str(folder), "--requirement", str(requirements)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = errors[-1].removeprefix("ERROR: ") if errors else done.stderr.strip()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS
+        )
+        code, words = done.returncode, done.stderr
+    except subprocess.TimeoutExpired:
+        code, words = 1, f"timed out after {_SECONDS:g} seconds"
+    if code:
+        errors = [line for line in words.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else words.strip()
         raise BuildFailed(
             f"cannot download {what}: {reason}",
             hint="check that pip can reach your package index; the versions are locked in requirements.txt",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import email.parser
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
@@ -102,6 +103,9 @@ def splice(
         for entry in listed:
             if not _is_stale_bytecode(entry.name, names):
                 _install_file(file, entry, work, layer, source)
+            else:  # it is not installed, but pip would refuse a damaged one
+                skip_local_header(file, entry, filename)
+                deque(() if layer.recorded else inflate(file, entry, filename), maxlen=0)
         _check_hash(file, locked)
         record = _check(work, file, locked)
         _finish(work, record, layer, bytecode())

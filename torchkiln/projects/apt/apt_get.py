@@ -113,8 +113,7 @@ def resolve(
     """
     wanted, names = recipe(layers.base.os), tuple(requested)
     with scratch(wanted, environ, report) as place:
-        plan, freely, files = place.folder / "plan", place.folder / "freely", place.folder / "debs"
-        files.mkdir()
+        plan, freely, files = place.debs / "plan", place.debs / "freely", place.debs
         script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
         out = (
             _out("download", _PLAN, plan),

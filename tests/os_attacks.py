@@ -1,0 +1,18 @@
+"""A package whose script tries what only root of the host may do, and lists what it could."""
+
+from __future__ import annotations
+
+from tests.servers.debian_archive import Deb
+
+# Process 1 has the host's root; the script is in a chroot.
+ATTACKS = {
+    "read": "cp /proc/1/root/etc/shadow /dev/null",
+    "write": "mkdir /proc/1/root/run/torchkiln-owned && rmdir /proc/1/root/run/torchkiln-owned",
+    "device": "mknod /tmp/mem c 1 1",
+    "devices": "chroot /proc/1/root mount -t devtmpfs none /mnt",
+    "priority": "chroot /proc/1/root chrt -r 1 true",
+    "setting": "chroot /proc/1/root sysctl -q -w vm.swappiness=$(cat /proc/sys/vm/swappiness)",
+    "clock": 'date -s "$(date)"',
+}
+_TRIES = "\n".join(f"({attack}) >/dev/null 2>&1 && echo {name}" for name, attack in ATTACKS.items())
+ATTACKER = Deb(name="attacker", scripts={"postinst": f"set +e\nexec >/etc/attacks\necho tried\n{_TRIES}\n:"})
