@@ -140,7 +140,8 @@ def test_an_unpacked_copy_is_used_on_a_full_disk(scene: Scene, monkeypatch: pyte
 
 
 def test_the_mounted_tree_is_that_of_the_layers_and_of_an_unpacked_copy(scene: Scene, tmp_path: Path) -> None:
-    tree, when = verified(scene.image, scene.store, Lines())
+    tree, when, root = verified(scene.image, scene.store, Lines())
+    assert root == "mounted"
     assert when.endswith("Z")
     assert not root_of(scene.store, scene.image.manifest).exists()
     unpack(scene.layers, copy := tmp_path / "copy")
@@ -266,8 +267,9 @@ def test_a_converter_that_reads_another_tree_is_found(scene: Scene) -> None:
     scene.mkfs.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} "$1"\n{other} "$@"\n')
     scene.mkfs.chmod(0o755)
     lines = Lines()
-    tree, _ = verified(scene.image, scene.store, lines)
+    tree, _, root = verified(scene.image, scene.store, lines)
     assert "opt/old" in tree
+    assert root == "unpacked"
     assert any("mounted files differ from the layer" in line for line in lines.lines)
     assert isinstance(root_for(scene.image, scene.store, Lines()), Path)
 

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, ToolMissing, printable
+from torchkiln.model.report import Root
 from torchkiln.oci.erofs import Unmountable, place_of
 from torchkiln.oci.layer_index import TreeItem, joined
 from torchkiln.oci.layout import ImageOnDisk
@@ -107,8 +108,8 @@ def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reu
 
 def verified(
     image: ImageOnDisk, store: Store, listener: RuntimeListener
-) -> tuple[Mapping[str, TreeItem], str]:
-    """Compare the files of *image* with its layers; return its tree and the time of the comparison, in UTC.
+) -> tuple[Mapping[str, TreeItem], str, Root]:
+    """Compare the files of *image* with its layers; return its tree, the time in UTC, and what was compared.
 
     An unpacked copy that differs or has no signed indexes is deleted, and the image is unpacked again.
 
@@ -118,12 +119,12 @@ def verified(
     """
     layers = layers_of(image)
     if _mounted(image, store, listener, compared=True):
-        return joined([index_of(store, layer) for layer in layers]), _now()
+        return joined([index_of(store, layer) for layer in layers]), _now(), "mounted"
     root = unpacked(image, store, listener)
     tree = kept_tree(store, layers)
     faults = ["its list of files is missing or not signed by this machine's key"]
     if tree is not None and not (faults := _differences(root, tree, store)):
-        return tree, _now()
+        return tree, _now(), "unpacked"
     listener.say(f"the unpacked image differs from its layers and is unpacked again: {_shortened(faults)}")
     forget_root(store, image.manifest)
     if root.exists():
@@ -138,7 +139,7 @@ def verified(
             f"{root} differs from the layers that were just unpacked: {_shortened(faults)}",
             hint="check the disk, and whether another program changes the cache",
         )
-    return tree, _now()
+    return tree, _now(), "unpacked"
 
 
 def _differences(root: Path, tree: Mapping[str, TreeItem], store: Store) -> list[str]:
