@@ -21,7 +21,7 @@ from torchkiln.runtimes import erofs_mount
 from torchkiln.util.files import tree_size
 
 # A training step on the CPU: with what `import torch` alone does not read.
-_STEP = """
+STEP = """
 import torch
 model = torch.nn.Linear(64, 64)
 loss = model(torch.randn(8, 64)).square().mean()
@@ -52,7 +52,7 @@ class StartScene:
             shutil.rmtree(cache, ignore_errors=True)
         path = f"{self.mkfs.parent}:{os.environ['PATH']}" if mounted else os.environ["PATH"]
         argv = [*KILN, "run", "--output", str(self.folder / "layout"), "--gpus", "none"]
-        argv += [tag_of(self.subject.locked.resolution), "--", "python", "-c", _STEP]
+        argv += [tag_of(self.subject.locked.resolution), "--", "python", "-c", STEP]
         environ = {**self.subject.environ, "TORCHKILN_CACHE": str(cache), "PATH": path}
         sample = measure(argv, env=environ, cwd=self.subject.scratch)[0]
         held = sum(tree_size(cache / kind)[0] for kind in ("rootfs", "erofs") if (cache / kind).is_dir())

@@ -18,11 +18,13 @@ from tests.cache_scene import Scene, made, scene
 from tests.needs import tool
 from tests.unpublished import FakeIndex
 from torchkiln.cache.prune import PrunePolicy, prune
-from torchkiln.cache.usage import CacheUsage, cache_usage
+from torchkiln.cache.usage import CacheUsage, bytes_held, cache_usage
+from torchkiln.cli.shared.cache_bound import VARIABLE, excess
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, forget_root, unpacked_root
 from torchkiln.oci.validate.validate import validate
+from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.rootfs import using
 from torchkiln.store.file_locks import hold
 from torchkiln.store.store import Store
@@ -259,6 +261,29 @@ def test_prune_to_a_size_that_is_not_reachable(scene: Scene) -> None:
     assert done.exception is None
     assert "the cache still has 52" in done.stderr
     assert scene.files("wheels") == []
+
+
+def test_a_build_says_that_the_cache_exceeds_its_bound(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is the option's or the variable's, else half of what the cache and the free space have."""
+    store = Store(scene.cache)
+    image = open_layout(scene.layout).image("t")
+    unpacked_root(image.manifest, layers_of(image), store)
+    store.put_record("roots", "0" * 64, {"bytes": 10**12})  # its folder was deleted by hand
+    total = sum(item["bytes"] for item in scene.run_json("show")["items"])
+    assert total <= bytes_held(store) < total + 20_000  # with locks and keys, which `show` does not list
+    assert excess(store) == ""
+    monkeypatch.setenv(VARIABLE, "10kB")
+    command = "torchkiln cache prune --max-size 10kB"
+    assert excess(store).endswith(f"more than 10.0 kB, its bound; to delete what no image needs: {command}")
+    monkeypatch.setenv(VARIABLE, "1TB")
+    assert excess(store) == ""
+    monkeypatch.setenv(VARIABLE, "many")
+    with pytest.raises(ConfigError, match="TORCHKILN_CACHE_MAX_SIZE many: not a valid size"):
+        excess(store)
+    monkeypatch.delenv(VARIABLE)
+    free = shutil.disk_usage(scene.cache)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert "half of the disk space that it could have; " in excess(store)
 
 
 # --- user errors -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from collections.abc import Callable, Mapping
@@ -19,9 +20,17 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.unpack import LayerBlob, root_of, unpack
 from torchkiln.runtimes import erofs_mount
 from torchkiln.runtimes.command import Program
-from torchkiln.runtimes.image_root import discard, is_ready, layers_of, root_for, verified
+from torchkiln.runtimes.image_root import (
+    converted,
+    discard,
+    is_ready,
+    layers_of,
+    root_for,
+    unpacked,
+    verified,
+)
 from torchkiln.runtimes.mounted import MountedLayers
-from torchkiln.runtimes.rootfs import RootfsRuntime
+from torchkiln.runtimes.rootfs import RootfsRuntime, using
 from torchkiln.store.store import Store
 
 DIR, LINK, HARD = b"5", b"2", b"1"
@@ -102,13 +111,37 @@ def test_a_second_image_converts_only_its_own_layers(scene: Scene, tmp_path: Pat
     root = root_for(image, scene.store, lines)
     assert RootfsRuntime().run(root, Program(argv=("cat", "/opt/other"), env=PATH)).stdout == b"other"
     assert scene.place(0).stat().st_ino == first
+    discard(image, scene.store, but=converted(scene.image, scene.store))
+    assert (is_ready(scene.image, scene.store), is_ready(image, scene.store)) == (True, False)
     assert lines.lines == [f"converting {image.ref} to EROFS"]
+    root_for(image, scene.store, Lines())
     assert isinstance(root_for(image, scene.store, again := Lines()), MountedLayers)
     assert again.lines == []
 
 
+def test_mounts_replace_an_unpacked_copy_unless_a_command_runs_in_it(scene: Scene) -> None:
+    with using(unpacked(scene.image, scene.store, Lines())):
+        assert isinstance(root_for(scene.image, scene.store, Lines()), MountedLayers)
+        assert root_of(scene.store, scene.image.manifest).is_dir()
+    scene.root()
+    assert list((scene.store.root / "rootfs").iterdir()) == []
+    assert list(scene.store.records("roots")) == []
+
+
+def test_an_unpacked_copy_is_used_on_a_full_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    copy = unpacked(scene.image, scene.store, Lines())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert root_for(scene.image, scene.store, Lines()) == copy
+    scene.root()
+
+
 def test_the_mounted_tree_is_that_of_the_layers_and_of_an_unpacked_copy(scene: Scene, tmp_path: Path) -> None:
-    tree, when = verified(scene.image, scene.store, Lines())
+    tree, when, root = verified(scene.image, scene.store, Lines())
+    assert root == "mounted"
     assert when.endswith("Z")
     assert not root_of(scene.store, scene.image.manifest).exists()
     unpack(scene.layers, copy := tmp_path / "copy")
@@ -211,8 +244,10 @@ def test_a_layer_that_would_give_another_tree_is_not_mounted(scene: Scene, tmp_p
     for _ in range(2):
         lines = Lines()
         assert isinstance(root_for(image, scene.store, lines), Path)
-        discard(image, scene.store)
         assert reason in lines.lines[-1]
+        assert isinstance(root_for(image, scene.store, again := Lines()), Path)
+        assert again.lines == []
+        discard(image, scene.store)
 
 
 def test_a_device_or_a_damaged_layer_is_refused(scene: Scene, tmp_path: Path) -> None:
@@ -233,8 +268,9 @@ def test_a_converter_that_reads_another_tree_is_found(scene: Scene) -> None:
     scene.mkfs.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} "$1"\n{other} "$@"\n')
     scene.mkfs.chmod(0o755)
     lines = Lines()
-    tree, _ = verified(scene.image, scene.store, lines)
+    tree, _, root = verified(scene.image, scene.store, lines)
     assert "opt/old" in tree
+    assert root == "unpacked"
     assert any("mounted files differ from the layer" in line for line in lines.lines)
     assert isinstance(root_for(scene.image, scene.store, Lines()), Path)
 

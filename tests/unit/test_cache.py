@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from torchkiln.cache.prune import PrunePolicy, expendable, total
 from torchkiln.cache.usage import DAY, Entry, cache_usage
-from torchkiln.cli.cache import parse_age, parse_bytes
+from torchkiln.cli.cache import parse_age
+from torchkiln.cli.shared.cache_bound import parse_bytes
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

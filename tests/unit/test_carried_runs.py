@@ -96,7 +96,7 @@ def refreshed(tmp_path_factory: pytest.TempPathFactory) -> Refreshed:
     save(publisher.folder / "images", new)
     present = open_layout(publisher.layout).image(TAG)
     assert present.manifest != earlier.manifest
-    publisher.signed(run_in(publisher, present, (0,)), "reports/present.dsse.json")
+    publisher.signed(replace(run_in(publisher, present, (0,)), root="mounted"), "reports/present.dsse.json")
     return Refreshed(publisher=publisher, earlier=earlier, present=present, reports=reports)
 
 
@@ -165,7 +165,7 @@ def test_verify_computes_the_stack_again_from_what_is_attached(refreshed: Refres
     assert verified.exit_code == 0, verified.exception
 
     (text,) = [point["text"] for point in json.loads(verified.stdout)["points"] if point["what"] == "smoke"]
-    assert text == f"7 checks passed; on {same_stack(refreshed)}"
+    assert text == f"7 checks passed; on {same_stack(refreshed)}; files mounted"
     listed = publisher.run("ls", scene.target, *publisher.keys)
     assert "(same GPU stack)" in listed.stdout, listed.exception
 

@@ -75,6 +75,8 @@ def test_the_digest_is_stdout(scene: Scene) -> None:
     assert (done.exit_code, done.stdout) == (0, f"{scene.image}\n")
     assert "report 1: report.json: 2 × NVIDIA H200, unsigned, a run of this machine" in done.stderr
     assert f"gate: {TAG}: 5 checks passed" in done.stderr
+    mounted = scene.gate([scene.file(scene.report(root="mounted"))]).stderr
+    assert "report 1: report.json: 2 × NVIDIA H200, mounted, unsigned, a run of this machine" in mounted
 
 
 def test_a_refusal_names_all_faults_on_stderr_only(scene: Scene) -> None:

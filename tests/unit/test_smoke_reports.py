@@ -227,6 +227,8 @@ def test_a_reason_is_shown_with_its_sentence() -> None:
         ({"nonce": "short"}, "nonce: 'short' is not 8 to 128 of the characters"),
         ({"nonce": "request\n0001"}, "nonce: "),
         ({"schema": 1}, "schema: must be 2, not 1"),
+        ({"image": None, "tag": None, "root": "mounted"}, "root is set, but there is no image"),
+        ({"root": "copied"}, "root: 'copied' is not valid; valid: mounted, unpacked"),
     ],
 )
 def test_the_format_of_each_field_is_checked(change: dict[str, Any], why: str) -> None:

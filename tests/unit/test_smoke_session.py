@@ -268,12 +268,18 @@ def test_a_report_has_the_time_of_the_comparison_of_files(scene: SmokeScene) -> 
     assert report.verified is not None
     assert report.when is not None
     assert report.verified >= report.when
-    assert f"files    compared with the image's layers at {report.verified}" in to_lines(report)
+    assert report.root in ("mounted", "unpacked")
+    assert f"files    {report.root}, compared with the image's layers at {report.verified}" in to_lines(
+        report
+    )
+    old = replace(report, root=None)
+    assert f"files    compared with the image's layers at {report.verified}" in to_lines(old)
+    assert "root" not in json.loads(to_json(old))
     assert from_json(to_json(report)) == report
 
     scene.runtime.in_engine = True
     report = scene.session.run(TAG, scene.publisher.layout, scene.request())
-    assert report.verified is None
+    assert (report.verified, report.root) == (None, None)
     assert "verified" not in json.loads(to_json(report))
 
 

@@ -35,7 +35,8 @@ class Scene:
     def verify(self) -> list[str]:
         """Verify the unpacked image, and return the printed lines."""
         lines = Lines()
-        tree, when = verified(self.image, self.store, lines)
+        tree, when, root = verified(self.image, self.store, lines)
+        assert root == "unpacked"
         assert {"usr/bin/tool", "usr/lib", "etc/link"} < tree.keys()
         assert when.endswith("Z")
         assert (self.root / "usr/bin/tool").read_bytes() == b"tool"

@@ -101,6 +101,14 @@ def cache_usage(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsa
     return CacheUsage(entries=entries, wheels=marks.wheels, unread=tuple(marks.unread))
 
 
+def bytes_held(store: Store) -> int:
+    """The size of the cache, without reading layouts and locks."""
+    folders = (path for path in store.root.iterdir() if path.name != "rootfs")
+    there = {path.name for path in (store.root / "rootfs").glob("*")}
+    roots = (int(record["bytes"]) for key, record in store.records("roots") if key in there)
+    return sum(roots) + sum(tree_size(path)[0] for path in folders)
+
+
 class _Marks:
     """The users of the cache. All paths are relative to the cache."""
 

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from torchkiln.cli.shared import console, terminal
+from torchkiln.cli.shared.cache_bound import excess, max_size_option
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.options import (
     format_option,
@@ -127,6 +128,7 @@ class _Tests:
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
 @vault_option
+@max_size_option
 @json_option
 @quiet_option
 @click.pass_context
@@ -194,6 +196,8 @@ def build(
     if len(cells) > 1 and as_json and not dry_run:
         codes = [error.exit_code for error in failures]
         click.echo(json.dumps({"built": len(cells) - len(failures), "failed": len(failures), "codes": codes}))
+    if not dry_run and engine == "embedded" and (line := excess(context.store())):
+        context.say(line)
     if failures:
         raise console.worst(failures, len(cells), "cells")
 

@@ -16,6 +16,7 @@ from torchkiln.cache import prune as pruning
 from torchkiln.cache.prune import PrunePolicy, expendable, freed, total
 from torchkiln.cache.usage import DAY, KINDS, CacheUsage, Entry, cache_usage
 from torchkiln.cli.shared import console
+from torchkiln.cli.shared.cache_bound import parse_bytes
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, json_option, options
 from torchkiln.cli.shared.tables import table
@@ -205,18 +206,6 @@ def parse_age(text: str) -> float:
     if match is None:
         raise ConfigError(f"--older-than {text}: not a valid duration", hint="write 90m, 12h, 30d or 2w")
     return float(match[1]) * {"m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}[match[2]]
-
-
-def parse_bytes(text: str) -> int:
-    """`"20GB"`, `"500M"`, `"1.5GiB"`, `"0"` as bytes; GB is 10⁹, GiB 2³⁰.
-
-    :raises ConfigError: *text* is invalid.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)B?|B)?", text.strip().upper())
-    if match is None:
-        raise ConfigError(f"--max-size {text}: not a valid size", hint="write 500MB, 20GB or 20GiB")
-    step = 1024 if match[3] else 1000
-    return int(float(match[1]) * step ** (" KMGT".index(match[2]) if match[2] else 0))
 
 
 def _store() -> Store:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchkiln.cli.shared.bundling import Bundling, bundle_options, make_bundle
+from torchkiln.cli.shared.cache_bound import excess, max_size_option
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import (
@@ -214,6 +215,8 @@ class _Build:
         result, error = builder.build_and_push(to, tests, form)
         printed = result["pushed"]["reference"] if "pushed" in result else result["digest"]
         click.echo(json.dumps(result) if self.as_json else printed)
+        if line := excess(builder.context.store()):
+            builder.context.say(line)
         if error:
             raise error
 
@@ -237,6 +240,7 @@ _build_options = gathered(
 
 @project.command("build")
 @_build_options
+@max_size_option
 @format_option
 @smoke_option
 def build(project: _Build, form: str, smoke: bool | None) -> None:
@@ -249,6 +253,7 @@ def build(project: _Build, form: str, smoke: bool | None) -> None:
 
 @project.command("push")
 @_build_options
+@max_size_option
 @smoke_option
 @push_to_options(required=True)
 def push(project: _Build, smoke: bool | None, to: PushTo) -> None:

@@ -48,6 +48,7 @@ THRESHOLD: dict[str, Any] = {
 _Names = Annotated[tuple[fields.Name, ...], Meta(max_length=5000)]
 Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
 Verdict = Literal["pass", "fail", "inconclusive"]
+Root = Literal["mounted", "unpacked"]  # EROFS images of the layers, or a copy
 Role = Literal["publisher", "laboratory"]
 #: The roles of a key, by the word for them before the file's name: "laboratory=lab.pub.pem".
 ROLES: Mapping[str, tuple[Role, ...]] = {
@@ -103,6 +104,7 @@ class SmokeReport:
     verified: Time | None = None
     # None: the suite was run in a cell's image; else the checks of a project, and `suite` is their digest
     project: ProjectRun | None = None
+    root: Root | None = None  # how torchkiln provided the files; None, where `verified` is None, or older
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -271,7 +271,9 @@ def _of_reports(
         wrong.insert(0, f"published with --override: {decision.override}")
     if wrong:
         return Point("smoke", False, "\n".join(wrong))
-    text = f"{len(result.passed)} checks passed{also}; on {', '.join(result.gpus) or 'no GPU'}"
+    roots = dict.fromkeys(counted.report.root for counted in result.counted if counted.report.root)
+    files = f"; files {' or '.join(roots)}" if roots else ""
+    text = f"{len(result.passed)} checks passed{also}; on {', '.join(result.gpus) or 'no GPU'}{files}"
     return Point("smoke", True, text)
 
 

@@ -5,11 +5,12 @@ Where this user, the kernel and mkfs.erofs allow it, the layers are mounted; els
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, ToolMissing, printable
+from torchkiln.model.report import Root
 from torchkiln.oci.erofs import Unmountable, place_of
 from torchkiln.oci.layer_index import TreeItem, joined
 from torchkiln.oci.layout import ImageOnDisk
@@ -43,31 +44,45 @@ def is_ready(image: ImageOnDisk, store: Store) -> bool:
     return root_of(store, image.manifest).is_dir() or are_kept(layers_of(image), store)
 
 
-def discard(image: ImageOnDisk, store: Store) -> None:
-    """Delete the root of *image* in the cache, unless a command runs in it."""
+def converted(image: ImageOnDisk, store: Store) -> set[Path]:
+    """The EROFS images in the cache of layers of *image*."""
+    places = (place_of(store.root / FOLDER, layer.diff_id) for layer in image.layers)
+    return {path for path in places if path.exists()}
+
+
+def discard(image: ImageOnDisk, store: Store, *, but: Collection[Path] = ()) -> None:
+    """Delete the root of *image* in the cache, unless a command runs in it.
+
+    :param but: EROFS images that stay, because other images may have the same layers.
+    """
     forget_root(store, image.manifest)
-    for layer in image.layers:
-        place_of(store.root / FOLDER, layer.diff_id).unlink(missing_ok=True)
+    for path in converted(image, store).difference(but):
+        path.unlink(missing_ok=True)
 
 
 def _mounted(
     image: ImageOnDisk, store: Store, listener: RuntimeListener, *, compared: bool = False
 ) -> MountedLayers | None:
-    """The mounted layers of *image*; None if it has to be unpacked, or is unpacked already.
+    """The mounted layers of *image*, which replace an unpacked copy; None if it has to be unpacked.
 
     :param compared: compare the mounted files with the layers, if that was never done.
     """
-    layers = layers_of(image)
-    there = are_kept(layers, store)
-    if not there and root_of(store, image.manifest).is_dir():
-        return None
+    layers, is_unpacked = layers_of(image), root_of(store, image.manifest).is_dir()
     try:
         found = mounted_layers(layers, store, making=lambda: listener.say(f"converting {image.ref} to EROFS"))
-        return demand_equal(found, layers, store) if compared else found
+        if compared:
+            demand_equal(found, layers, store)
+        if is_unpacked:
+            forget_root(store, image.manifest)
+        return found
     except ToolMissing:
         return None
+    except BuildFailed:  # such as a full disk
+        if is_unpacked:
+            return None
+        raise
     except Unmountable as error:
-        if error.layer:
+        if error.layer and not is_unpacked:
             listener.say(f"{image.ref} is unpacked, because it cannot be mounted: {error}")
         return None
 
@@ -93,8 +108,8 @@ def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reu
 
 def verified(
     image: ImageOnDisk, store: Store, listener: RuntimeListener
-) -> tuple[Mapping[str, TreeItem], str]:
-    """Compare the files of *image* with its layers; return its tree and the time of the comparison, in UTC.
+) -> tuple[Mapping[str, TreeItem], str, Root]:
+    """Compare the files of *image* with its layers; return its tree, the time in UTC, and what was compared.
 
     An unpacked copy that differs or has no signed indexes is deleted, and the image is unpacked again.
 
@@ -104,12 +119,12 @@ def verified(
     """
     layers = layers_of(image)
     if _mounted(image, store, listener, compared=True):
-        return joined([index_of(store, layer) for layer in layers]), _now()
+        return joined([index_of(store, layer) for layer in layers]), _now(), "mounted"
     root = unpacked(image, store, listener)
     tree = kept_tree(store, layers)
     faults = ["its list of files is missing or not signed by this machine's key"]
     if tree is not None and not (faults := _differences(root, tree, store)):
-        return tree, _now()
+        return tree, _now(), "unpacked"
     listener.say(f"the unpacked image differs from its layers and is unpacked again: {_shortened(faults)}")
     forget_root(store, image.manifest)
     if root.exists():
@@ -124,7 +139,7 @@ def verified(
             f"{root} differs from the layers that were just unpacked: {_shortened(faults)}",
             hint="check the disk, and whether another program changes the cache",
         )
-    return tree, _now()
+    return tree, _now(), "unpacked"
 
 
 def _differences(root: Path, tree: Mapping[str, TreeItem], store: Store) -> list[str]:

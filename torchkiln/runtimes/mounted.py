@@ -100,6 +100,8 @@ def mounted_layers(
         raise Unmountable(reason)
     if not are_kept(layers, store):
         find_mkfs()
+        for layer in layers:
+            _demand_no_fault(layer.diff_id, _record(store, layer.diff_id))
         making()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = MountedLayers(layers=tuple(pool.map(lambda layer: _kept(layer, store), layers)))
@@ -135,8 +137,7 @@ def _kept(layer: LayerBlob, store: Store) -> LayerImage:
     path = place_of(store.root / FOLDER, layer.diff_id)
     with store.lock(f"erofs-{path.stem}", "converts that layer to EROFS"):
         known = _record(store, layer.diff_id)
-        if known.get("fault"):
-            raise Unmountable(known["fault"], layer.diff_id)
+        _demand_no_fault(layer.diff_id, known)
         if found := _unchanged(path, layer.diff_id, known):
             if found.stamp != tuple(known["stamp"]):
                 keep(store, found)
@@ -158,6 +159,12 @@ def _kept(layer: LayerBlob, store: Store) -> LayerImage:
         made = _hashed(path, layer.diff_id)
         keep(store, made)
         return made
+
+
+def _demand_no_fault(diff_id: Digest, known: dict[str, Any]) -> None:
+    """:raises Unmountable: it is *known* that the layer *diff_id* cannot be mounted."""
+    if known.get("fault"):
+        raise Unmountable(known["fault"], diff_id)
 
 
 def keep(store: Store, image: LayerImage) -> None:

@@ -82,8 +82,9 @@ def _inconsistencies(content: dict[str, Any], where: str) -> Iterator[str]:
     """Faults that the schema cannot express."""
     if (content["image"] is None) != (content["tag"] is None):
         yield f"{where}: image and tag must both be set, or both be null"
-    if content["image"] is None and content.get("verified") is not None:
-        yield f"{where}: verified is set, but there is no image"
+    for name in ("verified", "root"):
+        if content["image"] is None and content.get(name) is not None:
+            yield f"{where}: {name} is set, but there is no image"
     names = [check["id"] for check in content["checks"]]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -145,7 +146,7 @@ def to_junit(report: SmokeReport) -> bytes:
         time=f"{sum(finding.seconds for finding in report.findings):.3f}",
     )
     properties = Xml.SubElement(suite, "properties")
-    for name in ("image", "suite", "runtime", "tool", "when", "verified", "nonce", "verdict"):
+    for name in ("image", "suite", "runtime", "tool", "when", "verified", "root", "nonce", "verdict"):
         value = getattr(report, name)
         if value is not None:
             Xml.SubElement(properties, "property", name=name, value=value)
@@ -200,13 +201,18 @@ def to_lines(
         message. If there are any, the last line counts the outcomes.
     """
     width = width_of(finding.id for finding in report.findings)
+    root = f"{report.root}, " if report.root else ""
     lines = [
         *([""] if printed else []),
         "  ".join(filter(None, (subject(report), report.image))),
         *_of_project(report),
         f"suite {report.suite[:19]}  runtime {report.runtime}  {_made(report)}",
         *hosts.lines(json.loads(report.host)),
-        *([f"files    compared with the image's layers at {report.verified}"] if report.verified else []),
+        *(
+            [f"files    {root}compared with the image's layers at {report.verified}"]
+            if report.verified
+            else []
+        ),
         "",
     ]
     for finding in report.findings:

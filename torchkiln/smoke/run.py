@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torchkiln import __version__
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
-from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.model.report import Finding, Root, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.report import finding_of
 from torchkiln.smoke.snapshot import copied
@@ -108,6 +108,7 @@ class SmokeSubject:
     tag: str
     facts: Mapping[str, Any] = field(hash=False)
     verified: str | None = None  # when its unpacked files were compared with its layers
+    root: Root | None = None
     # by name: the files of the wheels whose libraries were cut, for the check `device-code`
     wheels: Mapping[str, Path] = field(default_factory=dict, hash=False)
 
@@ -193,6 +194,7 @@ def _of_image(subject: SmokeSubject, runtime: str, checks: Checks) -> dict[str, 
         "runtime": runtime,
         "nonce": checks.nonce,
         "verified": subject.verified,
+        "root": subject.root,
     }
 
 

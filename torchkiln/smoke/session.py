@@ -102,6 +102,7 @@ class SmokeSession:
             tag=tag,
             facts=facts,
             verified=seen.when,
+            root=seen.root,
             wheels={} if in_engine else cut_wheels(locked, self.store),  # an engine may run on another host
         )
         when = start.strftime(TIME)

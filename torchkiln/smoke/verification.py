@@ -22,6 +22,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
 from torchkiln.model.recipe import PREFIX
+from torchkiln.model.report import Root
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.plan.plan import plan
@@ -49,6 +50,7 @@ class Verification:
     faults: tuple[str, ...]  # how the image differs from its lock
     # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
     when: str | None
+    root: Root | None  # how they were provided
 
 
 def verification(
@@ -61,19 +63,20 @@ def verification(
     :raises VerificationFailed: a layer is damaged.
     :raises BuildFailed: it cannot be unpacked.
     """
-    tree, when = verified_tree(image, store, listener, in_engine=in_engine)
+    tree, when, root = verified_tree(image, store, listener, in_engine=in_engine)
     if locked is None:
-        return Verification(faults=(), when=when)
+        return Verification(faults=(), when=when, root=root)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     expected = LockedFiles.of(locked, _recorded(planned, store), dict(planned.config.env))
     diff_ids = [layer.diff_id for layer in image.layers]
-    return Verification(faults=faults(tree, diff_ids, image_env(image), expected), when=when)
+    found = tuple(faults(tree, diff_ids, image_env(image), expected))
+    return Verification(faults=found, when=when, root=root)
 
 
 def verified_tree(
     image: ImageOnDisk, store: Store, listener: RuntimeListener, *, in_engine: bool
-) -> tuple[Mapping[str, TreeItem], str | None]:
-    """The files in the layers of *image*, and `Verification.when`."""
+) -> tuple[Mapping[str, TreeItem], str | None, Root | None]:
+    """The files in the layers of *image*, and `when` and `root` of a `Verification`."""
     if not in_engine:
         return verified(image, store, listener)
     layers = layers_of(image)
@@ -81,7 +84,7 @@ def verified_tree(
     if tree is None:
         listener.say("reading the layers of the image once, to compare its files with the lock")
         tree = tree_of(store, layers)
-    return tree, None
+    return tree, None, None
 
 
 def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:

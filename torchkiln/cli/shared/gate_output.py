@@ -129,8 +129,9 @@ def _show(result: GateResult, title: str = "") -> None:
     for number, signed_report in enumerate((*result.signed_reports, *carried), start=1):
         numbers[signed_report.name] = str(number)
         gpus = result.gpus_of(signed_report.report) or "no GPU"
+        root = f", {signed_report.report.root}" if signed_report.report.root else ""
         own = ", a run of this machine" if signed_report.own else ""
-        line = f"report {number}: {signed_report.name}: {gpus}, {signature_line(signed_report)}{own}"
+        line = f"report {number}: {signed_report.name}: {gpus}{root}, {signature_line(signed_report)}{own}"
         echo(line, err=True)
     table(
         ("CHECK", "TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"),

@@ -100,11 +100,12 @@ def _use_mirror(ctx: click.Context, _: click.Parameter, name: str | None) -> Non
     """Set TORCHKILN_MIRROR for this command."""
     if name is not None:
         mirrors.find(name, os.environ)
-        ctx.with_resource(_variable(mirrors.NAME, name))
+        ctx.with_resource(variable(mirrors.NAME, name))
 
 
 @contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable in the `with` block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -129,7 +130,7 @@ def _use_vaults(ctx: click.Context, _: click.Parameter, names: tuple[str, ...]) 
     if spaced := next((name for name in names if len(name.split()) != 1), None):
         raise ConfigError(f"--vault {spaced!r}: a name cannot have spaces")
     if names:
-        ctx.with_resource(_variable(VAULTS, " ".join((*names, os.environ.get(VAULTS, "")))))
+        ctx.with_resource(variable(VAULTS, " ".join((*names, os.environ.get(VAULTS, "")))))
 
 
 vault_option = click.option(

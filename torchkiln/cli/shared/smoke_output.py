@@ -21,7 +21,7 @@ from torchkiln.model.cell import Cell
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.runtimes.image_root import discard, is_ready
+from torchkiln.runtimes.image_root import converted, discard, is_ready
 from torchkiln.smoke import hosts
 from torchkiln.smoke import report as forms
 from torchkiln.smoke.run import Checks
@@ -97,11 +97,11 @@ class BuildSmoke:
     def of_cell(self, result: dict[str, Any], cell: Cell, *, alone: bool) -> KilnError | None:
         """Run the checks in the image of *result*, and add the verdict to *result*; returns the error.
 
-        If it is not *alone*, its copy in the cache, twice as large as the image, is deleted afterwards.
+        If it is not *alone*, its copy in the cache, larger than the image, is deleted afterwards.
         """
         context, store, digest, tier = self.context, self.context.store(), result["digest"], self.tier
         matrix, image = context.matrix, open_layout(Path(result["layout"])).image(digest)
-        stays = alone or is_ready(image, store)
+        stays, before = alone or is_ready(image, store), converted(image, store)
         if tier is None:
             tier = tier_here(matrix.policy.of(resolve(cell, matrix, context.facts)))
         lines = SmokeLines(quiet=context.quiet, again=f"torchkiln smoke {result['tag']} --force")
@@ -111,7 +111,7 @@ class BuildSmoke:
             return self._tested(result, lines, lambda: session.run(digest, Path(result["layout"]), request))
         finally:
             if not stays:
-                discard(image, store)
+                discard(image, store, but=before)
 
     def of_project(self, result: dict[str, Any], source: ProjectSource) -> KilnError | None:
         """As `of_cell`, with the checks of a project, on this host's GPUs if it has any."""

@@ -128,7 +128,7 @@ def check_project(
             return report
     demand_namespaces(checks.runtime, store.root)
     selected = RUNTIMES[checks.runtime]
-    tree, verified = verified_tree(image, store, listener, in_engine=selected.in_engine)
+    tree, verified, root = verified_tree(image, store, listener, in_engine=selected.in_engine)
     records = {path: item.entry.text or "" for path, item in tree.items() if path.endswith(_RECORD)}
     source = ImageSource(ref=image.ref, layout=layout, store=store, repository=repository, image=image)
     inside = InsideImage(ready=selected.ready(source, settings, listener))
@@ -152,6 +152,7 @@ def check_project(
         verdict=verdict(findings),
         host="{}",
         verified=verified,
+        root=root,
         project=ProjectRun(
             parent=account.parent,
             parent_image=account.parent_image,
