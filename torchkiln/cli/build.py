@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.many import Many, build_on_engine, make_one_layer, many_options
 from torchkiln.cli.shared.options import (
     format_option,
     gathered,
@@ -49,9 +50,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
 _ONLY = {
-    "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
-    "docker": ("base", "builder", "cache_from", "cache_to"),
+    "embedded": (
+        *("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
+        *("engine_at", "layer"),
+    ),
+    "docker": ("base", "builder"),
 }
+# They concern an image that this process builds.
+_WHOLE = ("form", "dry_run", "load", "ahead", "plain_http", "smoke", "tier")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,15 +65,14 @@ class _Buildx:
     """The options for Docker's BuildKit."""
 
     builder: str | None
-    cache_from: tuple[str, ...]
-    cache_to: tuple[str, ...]
     base: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ahead:
-    """Where layers are uploaded to during the build."""
+    """Where layers are uploaded to during the build, and whether the image is loaded into an engine."""
 
+    load: bool
     ahead: str | None  # REGISTRY/REPOSITORY
     plain_http: bool
 
@@ -91,10 +96,10 @@ class _Tests:
     show_default=True,
     help="docker: build the rendered Dockerfile with BuildKit; the image stays in the engine",
 )
-@click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine")
 @gathered(
     "early",
     _Ahead,
+    click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine"),
     click.option(
         "--ahead",
         metavar="REGISTRY/REPOSITORY",
@@ -119,10 +124,9 @@ class _Tests:
     "buildx",
     _Buildx,
     click.option("--builder", metavar="NAME", help="docker: the buildx builder"),
-    click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx"),
-    click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx"),
     click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base"),
 )
+@many_options
 @locked_option
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -136,12 +140,12 @@ def build(
     images: Path,
     output: Path,
     engine: str,
-    load: bool,
     early: _Ahead,
     tests: _Tests,
     form: str,
     layer_format: LayerFormat,
     buildx: _Buildx,
+    many: Many,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -161,13 +165,23 @@ def build(
         smoke = True
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
+    if many.layer or many.engine_at:
+        refuse(ctx, _WHOLE, f"cannot be used with {'--layer' if many.layer else '--on'}")
+    if many.layer:
+        make_one_layer(context, cells, many, as_json=as_json)
+        return
+    if many.engine_at:
+        build_on_engine(ctx, context, cells, many, as_json=as_json)
+        return
     image_builder: _EmbeddedBuilder | DockerBuilder
-    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, load, early)
+    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, early, many)
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
 
-        image_builder = DockerBuilder(context, BuildxOptions(**asdict(buildx)))
+        image_builder = DockerBuilder(
+            context, BuildxOptions(**asdict(buildx), cache_from=many.cache_from, cache_to=many.cache_to)
+        )
     runs = None
     if engine == "embedded" and smoke is not False and not dry_run:
         from torchkiln.cli.shared.smoke_output import BuildSmoke
@@ -206,18 +220,19 @@ class _EmbeddedBuilder:
     layout: Path
     form: str
     layer_format: LayerFormat
-    load: bool
     early: _Ahead
+    many: Many
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.engine import build as builder
         from torchkiln.engine.environment import open_environment
+        from torchkiln.plan.load import plan_locked
 
-        if self.load:
+        if self.early.load:
             from torchkiln.cli.shared.on_docker import load_into
             from torchkiln.docker.daemon import find_engine
         context, store = self.context, self.context.store()
-        into = find_engine(builds=False) if self.load else None  # before the build: fail early
+        into = find_engine(builds=False) if self.early.load else None  # before the build: fail early
         locked = context.locked(cell)
         if self.early.ahead and cell.own_use:
             raise ConfigError(
@@ -226,6 +241,7 @@ class _EmbeddedBuilder:
                 " torchkiln push --licence-confirmed",
             )
         context.keep(locked)
+        caches = self.many.open_caches(cell)
         more: dict[str, Any] = {}
         with (
             console.progress(quiet=context.quiet) as observer,
@@ -236,14 +252,19 @@ class _EmbeddedBuilder:
                 if uploads:
                     uploads.submit(layer.digest, store.blob(layer.digest), layer.size)
 
+            environment = open_environment(store, observer=observer, say=context.say, on_layer=finished)
+            if caches:
+                caches.take(plan_locked(locked, context.matrix, context.facts), environment)
             built = builder.build(
                 locked,
                 context.matrix,
                 context.facts,
                 self.layout,
-                open_environment(store, observer=observer, say=context.say, on_layer=finished),
+                environment,
                 options=builder.BuildOptions(sources=context.sources, layer_format=self.layer_format),
             )
+            if caches:
+                built, _ = _timed("cache", built, lambda: caches.give(built.image))
             if uploads:  # an error of the registry is raised here; the image is built nevertheless
                 built, blobs = _timed("upload", built, uploads.settle)
                 more["ahead"] = {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}

@@ -50,8 +50,7 @@ def build(
     :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
         rule for cutting device code; or a step failed.
     """
-    check_trusted(locked, options.sources)
-    _check_rule(locked)
+    check(locked, options.sources)
     started, store = time.monotonic(), environment.store
     store.sweep()
     try:
@@ -84,6 +83,12 @@ def after(prepared: float, stages: tuple[tuple[str, float], ...]) -> tuple[tuple
     """*stages* of a build after the stage "prepare", which took *prepared* seconds; the last is the total."""
     *steps, (total, seconds) = stages
     return (("prepare", prepared), *steps, (total, prepared + seconds))
+
+
+def check(locked: LockedCell, sources: BaseSources) -> None:
+    """:raises BuildFailed: an image of *locked* cannot be built by this torchkiln with these *sources*."""
+    check_trusted(locked, sources)
+    _check_rule(locked)
 
 
 def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
