@@ -7,13 +7,12 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.campaign import scene as campaign
 from tests.servers.index_server import IndexServer
@@ -91,11 +90,26 @@ class Scene:
         return list(json.loads(self.plan("json", *words))["jobs"])
 
     def fetched(self) -> list[str]:
-        """The wheels whose bytes the index sent, in order; a wheel that two processes fetch comes twice."""
-        return [sent.path.rpartition("/")[2] for sent in self.server.sent if sent.count > 1000]
+        """The wheels that the index sent from the first byte on."""
+        return [sent.path.rpartition("/")[2] for sent in self.server.sent if not sent.requested]
 
 
-def machine_of_this_host() -> str:
+def objects(output: str) -> list[dict[str, Any]]:
+    """The JSON objects that jobs printed, one on each line."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def made(output: str) -> Counter[str]:
+    """What jobs of layers printed: "made", "reused" or "there", with the number of jobs."""
+    return Counter(line["how"] for line in objects(output) if "how" in line)
+
+
+def digests(output: str) -> dict[str, str]:
+    """The digests of images that jobs printed, by tag."""
+    return {line["tag"]: line["digest"] for line in objects(output) if "tag" in line}
+
+
+def fault_of_this_host() -> str:
     """Why the base cannot be made on this host; empty if it can."""
     done = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False)
     return "" if "3.11." in done.stdout else "the base has the Python 3.11 of Debian 12"

@@ -152,11 +152,12 @@ def make_layer(
     if blob and caches.has(blob):
         return blob, "there"
     caches.take(replace(plan, layers=(layer,)), environment)
-    found = _held(layer, plan, store)
-    blob = found or _made(layer, plan, environment, sources, caches)
+    how: Literal["made", "reused"] = "reused"
+    if (blob := _held(layer, plan, store)) is None:
+        blob, how = _made(layer, plan, environment, sources, caches)
     for cache in caches.targets:
         cache.put(blob.digest, blob.size, store.blob(blob.digest))
-    return blob, "reused" if found else "made"
+    return blob, how
 
 
 def _held(layer: SharedLayer, plan: ImagePlan, store: Store) -> Blob | None:
@@ -166,15 +167,16 @@ def _held(layer: SharedLayer, plan: ImagePlan, store: Store) -> Blob | None:
 
 def _made(
     layer: SharedLayer, plan: ImagePlan, environment: Environment, sources: BaseSources, caches: Caches
-) -> Blob:
+) -> tuple[Blob, Literal["made", "reused"]]:
     environment.store.sweep()
     only = _reduced(plan, layer)
     caches.take(only, environment)
     provided = None if isinstance(layer, ToolkitLayer) else sources
     with ready(only.locked, lambda _: only, environment, provided, what=f"makes {layer.title}") as (found, _):
-        layers, _, _ = make_layers(found, environment, foreign=False)
+        layers, reused, _ = make_layers(found, environment, foreign=False)
     compare_with_lock(layers, plan)
-    return layers[-1].blob
+    waited = layer in plan.made and layer.title in reused  # for another process that made it
+    return layers[-1].blob, "reused" if waited else "made"
 
 
 def _reduced(plan: ImagePlan, layer: SharedLayer) -> ImagePlan:

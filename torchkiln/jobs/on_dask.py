@@ -1,4 +1,4 @@
-"""The engine `dask://HOST:PORT`: a scheduler of dask.distributed. Its workers need torchkiln and the locks."""
+"""The engine `dask://HOST:PORT`: a scheduler of dask.distributed. The workers need torchkiln, locks."""
 
 from __future__ import annotations
 

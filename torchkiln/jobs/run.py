@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
@@ -15,9 +15,13 @@ from typing import Any, Protocol
 
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable, VerificationFailed
 from torchkiln.jobs.graph import Job
+from torchkiln.store.root import cache_root
 
 PAUSES = (1.0, 10.0, 60.0)  # seconds before each further attempt
 _NOT_AGAIN = frozenset(each.exit_code for each in (ConfigError, Unresolvable, Stale))
+_ELSEWHERE = -1  # the code of a job that was not run, because it failed on the same machine before
+_REFUSALS = 100  # then the machine gets the job nevertheless: there may be no other
+_REFUSAL = 0.2  # seconds
 
 
 class Engine(Protocol):
@@ -34,30 +38,41 @@ class Outcome:
     code: int
     digest: str = ""
     how: str = ""  # of a layer: "made", "reused", "there"
-    host: str = ""
+    machine: str = ""  # host and cache
     seconds: float = 0.0
     error: str = ""
     hint: str = ""
 
 
-def execute(arguments: Sequence[str], pause: float = 0.0) -> Outcome:
-    """Run torchkiln with *arguments* in a process of its own, on the machine that calls this function."""
+def execute(arguments: Sequence[str], pause: float = 0.0, failed_on: Collection[str] = ()) -> Outcome:
+    """Run torchkiln with *arguments* in a process of its own, on the machine that calls this function.
+
+    :param failed_on: machines that do not run it, because a full disk fails fast and would get all jobs.
+    """
+    machine = this_machine()
+    if machine in failed_on:
+        time.sleep(_REFUSAL)
+        return Outcome(code=_ELSEWHERE, machine=machine)
     time.sleep(pause)
     started = time.monotonic()
     argv = [sys.executable, "-m", "torchkiln", *arguments, "--json", "--quiet"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     found, fault = _last_object(done.stdout), _last_object(done.stderr)
-    if not (done.returncode or found.get("digest")):
-        fault["error"] = f"it printed no digest: {done.stdout[-200:]}"
+    digest = str(found.get("digest", ""))
     return Outcome(
-        code=done.returncode or (0 if found.get("digest") else BuildFailed.exit_code),
-        digest=str(found.get("digest", "")),
+        code=done.returncode or (0 if digest else BuildFailed.exit_code),
+        digest=digest,
         how=str(found.get("how", "")),
-        host=platform.node(),
+        machine=machine,
         seconds=time.monotonic() - started,
-        error=str(fault.get("error") or done.stderr[-500:] or f"exit code {done.returncode}"),
+        error=str(fault.get("error") or done.stderr[-500:] or f"exit code {done.returncode}, no digest"),
         hint=str(fault.get("hint", "")),
     )
+
+
+def this_machine() -> str:
+    """The name of this machine's cache: jobs with the same cache fail for the same reasons."""
+    return f"{platform.node()}:{cache_root()}"
 
 
 def _last_object(text: str) -> dict[str, Any]:
@@ -67,6 +82,16 @@ def _last_object(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Try:
+    """A job that was submitted."""
+
+    job: Job
+    failed: int = 0
+    refused: int = 0
+    failed_on: frozenset[str] = frozenset()
 
 
 def run(
@@ -83,23 +108,33 @@ def run(
     by_name = {job.name: job for job in jobs}
     sorter = TopologicalSorter({name: job.needs for name, job in by_name.items()})
     sorter.prepare()
-    running: dict[Future[Outcome], tuple[Job, int]] = {}
+    running: dict[Future[Outcome], _Try] = {}
     while True:
         for name in sorter.get_ready():
-            job = by_name[name]
-            running[engine.submit(execute, job.arguments)] = (job, 0)
+            running[engine.submit(execute, by_name[name].arguments)] = _Try(job=by_name[name])
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            job, attempt = running.pop(future)
-            outcome = _checked(job, future)
-            if outcome.code and outcome.code not in _NOT_AGAIN and attempt < len(pauses):
-                again = engine.submit(execute, job.arguments, pauses[attempt])
-                running[again] = (job, attempt + 1)
+            tried = running.pop(future)
+            outcome = _checked(tried.job, future)
+            if again := _again(tried, outcome, len(pauses)):
+                pause = pauses[again.failed - 1] if again.failed > tried.failed else 0.0
+                running[engine.submit(execute, again.job.arguments, pause, again.failed_on)] = again
                 continue
             if not outcome.code:
-                sorter.done(job.name)
-            finished(job, outcome)
+                sorter.done(tried.job.name)
+            finished(tried.job, outcome)
+
+
+def _again(tried: _Try, outcome: Outcome, most: int) -> _Try | None:
+    """The next attempt; None: the job is finished."""
+    if outcome.code == _ELSEWHERE:
+        failed_on = tried.failed_on if tried.refused < _REFUSALS else frozenset()
+        return replace(tried, refused=tried.refused + 1, failed_on=failed_on)
+    if not outcome.code or outcome.code in _NOT_AGAIN or tried.failed == most:
+        return None
+    where = {outcome.machine} - {"", this_machine()}
+    return replace(tried, failed=tried.failed + 1, failed_on=tried.failed_on | where)
 
 
 def _checked(job: Job, future: Future[Outcome]) -> Outcome:
@@ -113,6 +148,6 @@ def _checked(job: Job, future: Future[Outcome]) -> Outcome:
     return replace(
         outcome,
         code=VerificationFailed.exit_code,
-        error=f"expected {job.digest}, but the worker {outcome.host} returned {outcome.digest}",
+        error=f"expected {job.digest}, but {outcome.machine} returned {outcome.digest}",
         hint="use only workers that you trust; nothing that this worker made is used",
     )

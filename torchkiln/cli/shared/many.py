@@ -172,7 +172,7 @@ def build_on_engine(
     def finished(job: Job, outcome: Outcome) -> None:
         done[job.name] = outcome
         how = f"failed: {outcome.error}" if outcome.code else outcome.how or "built"
-        context.say(f"{job.title}: {how} ({outcome.host}, {outcome.seconds:.1f} s)")
+        context.say(f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)")
 
     with open_engine(many.engine_at or "") as engine:
         run(jobs, engine, finished)
@@ -181,7 +181,7 @@ def build_on_engine(
         if outcome and outcome.code:
             failures.append(_failure(job, outcome))
         elif outcome and job.is_image:
-            found = {"tag": job.name, "digest": outcome.digest, "host": outcome.host}
+            found = {"tag": job.name, "digest": outcome.digest, "machine": outcome.machine}
             click.echo(json.dumps(found) if as_json else outcome.digest)
         elif job.is_image:
             print_error(f"{job.name}: not built, because a layer of it failed")
