@@ -57,13 +57,13 @@ class Scene:
         """The environment of a process of *machine*, which has its own cache and home."""
         home = self.folder / "machines" / machine
         home.mkdir(parents=True, exist_ok=True)
-        paths = (str(self.folder / "fake-pip"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+        paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "PYTHONPATH": ":".join(filter(None, paths)),
-            "PIP_INDEX_URL": self.server.url("simple"),
+            "UV_INDEX_URL": self.server.url("simple"),
             "TORCHKILN_CACHE": str(home / "cache"),
             "TORCHKILN_VAULT": str(self.folder / "vault"),
             "TORCHKILN_SMOKE": "no",
@@ -118,9 +118,6 @@ def fault_of_this_host() -> str:
 @contextmanager
 def scene(folder: Path) -> Iterator[Scene]:
     """A scene whose locks record the layers, as one machine made them."""
-    (folder / "fake-pip/pip").mkdir(parents=True)
-    (folder / "fake-pip/pip/__init__.py").touch()
-    (folder / "fake-pip/pip/__main__.py").write_text(campaign._PIP)
     (folder / "matrix.yaml").write_text(_MATRIX)
     with IndexServer() as server:
         found = Scene(folder=folder, server=server, tags=tuple(_lock(folder, server)))

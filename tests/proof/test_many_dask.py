@@ -160,3 +160,23 @@ def test_a_killed_worker_loses_nothing(many: Scene, tmp_path: Path, round: int) 
             assert (digests(out), made(err)) == (many.digests, 0)
     finally:
         many.server.faults.pace = 0.0
+
+
+def test_a_restarted_scheduler(many: Scene, tmp_path: Path) -> None:
+    """Its workers end with it. What they made stays in the cache; new workers make the rest."""
+    many.server.faults.pace = 100_000
+    try:
+        with cluster(many, "lost") as found:
+            build = found.build(tmp_path / "shared", "lost")
+            while len(list((tmp_path / "shared").glob("blobs/sha256/[0-9a-f]*"))) < 3:
+                assert build.poll() is None, build.communicate()
+                time.sleep(0.05)
+            for name in list(found.processes):
+                found.kill(name)
+            found.scheduler()
+            for number in range(3):
+                found.worker(f"lost-{number}")
+            out, err = ended(build)
+            assert digests(out) == many.digests
+    finally:
+        many.server.faults.pace = 0.0

@@ -1,17 +1,22 @@
-"""Finds engines by entry point, and provides the engine `processes`."""
+"""Finds engines, also those of other packages by their entry points, and provides `processes`."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.jobs.run import Engine
 
-GROUP = "torchkiln.engines"
+GROUP = "torchkiln.engines"  # entry points of other engines
+_OWN = {
+    "processes": "torchkiln.jobs.engines:processes",
+    "dask": "torchkiln.jobs.on_dask:dask",
+    "slurm": "torchkiln.jobs.on_slurm:slurm",
+}
 
 
 def open_engine(address: str) -> AbstractContextManager[Engine]:
@@ -21,7 +26,8 @@ def open_engine(address: str) -> AbstractContextManager[Engine]:
     :raises ToolMissing: its extra is not installed.
     """
     name, _, rest = address.partition(":")
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    own = (EntryPoint(name, value, GROUP) for name, value in _OWN.items())
+    found = {point.name: point for point in (*own, *entry_points(group=GROUP))}
     if name not in found:
         raise ConfigError(f"--on {address}: no such engine", hint=f"one of: {', '.join(sorted(found))}")
     try:
