@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.cli.shared.many import Many, build_on_engine, make_one_layer, many_options
+from torchkiln.cli.shared.many import Many, build_jobs, many_options
 from torchkiln.cli.shared.options import (
     format_option,
     gathered,
@@ -49,15 +49,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
+_WHOLE = ("form", "dry_run", "load", "ahead", "plain_http", "smoke", "tier")  # not for jobs
 _ONLY = {
-    "embedded": (
-        *("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
-        *("engine_at", "layer"),
-    ),
+    "embedded": (*_WHOLE, "output", "layer_format", "engine_at", "layer"),
     "docker": ("base", "builder"),
 }
-# They concern an image that this process builds.
-_WHOLE = ("form", "dry_run", "load", "ahead", "plain_http", "smoke", "tier")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,12 +162,8 @@ def build(
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
     if many.layer or many.engine_at:
-        refuse(ctx, _WHOLE, f"cannot be used with {'--layer' if many.layer else '--on'}")
-    if many.layer:
-        make_one_layer(context, cells, many, as_json=as_json)
-        return
-    if many.engine_at:
-        build_on_engine(ctx, context, cells, many, as_json=as_json)
+        refuse(ctx, _WHOLE, "cannot be used with --layer and --on")
+        build_jobs(ctx, context, cells, many, as_json=as_json)
         return
     image_builder: _EmbeddedBuilder | DockerBuilder
     image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, early, many)

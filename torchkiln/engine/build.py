@@ -50,7 +50,8 @@ def build(
     :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
         rule for cutting device code; or a step failed.
     """
-    check(locked, options.sources)
+    check_trusted(locked, options.sources)
+    check_rule(locked)
     started, store = time.monotonic(), environment.store
     store.sweep()
     try:
@@ -85,12 +86,6 @@ def after(prepared: float, stages: tuple[tuple[str, float], ...]) -> tuple[tuple
     return (("prepare", prepared), *steps, (total, prepared + seconds))
 
 
-def check(locked: LockedCell, sources: BaseSources) -> None:
-    """:raises BuildFailed: an image of *locked* cannot be built by this torchkiln with these *sources*."""
-    check_trusted(locked, sources)
-    _check_rule(locked)
-
-
 def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
     """With `sources.locked_only`, refuse an untrusted lock: its image could not be published."""
     if sources.locked_only and is_untrusted(locked):
@@ -100,7 +95,7 @@ def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
         )
 
 
-def _check_rule(locked: LockedCell) -> None:
+def check_rule(locked: LockedCell) -> None:
     """Refuse a thin image whose lock was made with another rule: the image would have other bytes."""
     if locked.device_code and locked.device_code.rule != DEVICE_CODE_RULE:
         raise BuildFailed(

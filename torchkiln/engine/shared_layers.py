@@ -10,16 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from torchkiln.engine.build import check
-from torchkiln.engine.cache_keys import key_of, layer_name
+from torchkiln.engine.build import check_rule, check_trusted
+from torchkiln.engine.cache_keys import key_of
 from torchkiln.engine.environment import Environment
 from torchkiln.engine.image import compare_with_lock, make_layers
 from torchkiln.engine.known import known_blob
+from torchkiln.engine.predicted_digest import predicted_blob
 from torchkiln.engine.prerequisites import BaseSources, ready
 from torchkiln.engine.records import record_of
-from torchkiln.errors import ConfigError
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer, ToolkitLayer, WheelLayer
@@ -42,10 +41,7 @@ class Caches:
     targets: tuple[Vault, ...] = ()
 
     def take(self, plan: ImagePlan, environment: Environment) -> None:
-        """Copy the recorded layers of *plan* that the store lacks; a lost or lying cache is named.
-
-        :raises BuildFailed: the store cannot be written.
-        """
+        """Copy the recorded layers of *plan* that the store lacks; a lost or lying cache is named."""
         if not self.sources:
             return
         with ThreadPoolExecutor(_STREAMS) as pool:
@@ -56,7 +52,7 @@ class Caches:
 
     def _take(self, layer: SharedLayer, plan: ImagePlan, environment: Environment) -> tuple[str, ...]:
         """Copy *layer*; returns the faults of the caches that did not give it."""
-        store, blob = environment.store, recorded_blob(layer, plan)
+        store, blob = environment.store, predicted_blob(layer, plan)
         if blob is None:
             return ()
         if not store.has_blob(blob.digest, blob.size):
@@ -75,10 +71,6 @@ class Caches:
         if not isinstance(layer, ArtefactLayer):
             _note(layer, blob, store)
         return ()
-
-    def has(self, blob: Blob) -> bool:
-        """Whether there are targets, and all have a file with digest and size of *blob*."""
-        return bool(self.targets) and all(each.has(blob.digest, blob.size) for each in self.targets)
 
     def give(self, image: BuiltImage) -> None:
         """Copy the blobs of *image* to the targets, and its manifest under the tag `unproven-TAG`.
@@ -110,13 +102,6 @@ def made_with(layer: SharedLayer, plan: ImagePlan) -> tuple[ArtefactLayer, ...]:
     return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds)
 
 
-def recorded_blob(layer: SharedLayer, plan: ImagePlan) -> Blob | None:
-    """The blob of *layer* that the lock of *plan* records."""
-    if isinstance(layer, ArtefactLayer):
-        return layer.blob
-    return next((each.blob for each in plan.locked.layers if each.title == layer.title), None)
-
-
 def _note(layer: MadeLayer, blob: Blob, store: Store) -> None:
     """Record *blob* as compared with a lock only, unless this machine made the layer itself."""
     record = record_of(layer, store)
@@ -124,50 +109,32 @@ def _note(layer: MadeLayer, blob: Blob, store: Store) -> None:
         store.put_record("layers", key_of(layer), {**asdict(blob), "looked_into": False})
 
 
-def layer_named(name: str, plan: ImagePlan) -> SharedLayer:
-    """The layer of *plan* with that `layer_name`.
-
-    :raises ConfigError: there is none.
-    """
-    for layer in shared_layers(plan):
-        if layer_name(layer) == name:
-            return layer
-    raise ConfigError(
-        f"{plan.tag} has no layer {name}",
-        hint="its lock or torchkiln's recipe is not that of the plan: run torchkiln plan --as again, here",
-    )
-
-
 def make_layer(
     layer: SharedLayer, plan: ImagePlan, environment: Environment, sources: BaseSources, caches: Caches
-) -> tuple[Blob, Literal["made", "reused", "there"]]:
+) -> tuple[Blob, str]:
     """Make *layer* of *plan* unless the store or a cache has it, and copy it to the caches that lack it.
 
-    :returns: also "there" if all caches had it already; then it need not be in the store.
+    :returns: also "made", "reused", or "there" if all caches had it; then it need not be in the store.
     :raises BuildFailed: as `build.build` does; or the layer differs from the recorded one.
     :raises KilnError: a cache cannot be written or reached.
     """
-    check(plan.locked, sources)
-    blob, store = recorded_blob(layer, plan), environment.store
-    if blob and caches.has(blob):
+    check_trusted(plan.locked, sources)
+    check_rule(plan.locked)
+    blob, store = predicted_blob(layer, plan), environment.store
+    if blob and caches.targets and all(each.has(blob.digest, blob.size) for each in caches.targets):
         return blob, "there"
     caches.take(replace(plan, layers=(layer,)), environment)
-    how: Literal["made", "reused"] = "reused"
-    if (blob := _held(layer, plan, store)) is None:
+    blob, how = known_blob(layer, plan, store), "reused"
+    if blob is None or not store.has_blob(blob.digest, blob.size):
         blob, how = _made(layer, plan, environment, sources, caches)
     for cache in caches.targets:
         cache.put(blob.digest, blob.size, store.blob(blob.digest))
     return blob, how
 
 
-def _held(layer: SharedLayer, plan: ImagePlan, store: Store) -> Blob | None:
-    blob = known_blob(layer, plan, store)
-    return blob if blob and store.has_blob(blob.digest, blob.size) else None
-
-
 def _made(
     layer: SharedLayer, plan: ImagePlan, environment: Environment, sources: BaseSources, caches: Caches
-) -> tuple[Blob, Literal["made", "reused"]]:
+) -> tuple[Blob, str]:
     environment.store.sweep()
     only = _reduced(plan, layer)
     caches.take(only, environment)

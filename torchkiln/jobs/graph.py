@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.engine.cache_keys import layer_name
-from torchkiln.engine.predicted_digest import predicted_digest
-from torchkiln.engine.shared_layers import SharedLayer, made_with, recorded_blob, shared_layers
+from torchkiln.engine.predicted_digest import predicted_blob, predicted_digest
+from torchkiln.engine.shared_layers import SharedLayer, made_with, shared_layers
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan
 
@@ -41,16 +41,25 @@ def jobs_of(
     """
     jobs: dict[str, Job] = {}
     for plan in plans:
-        layers = [layer for layer in shared_layers(plan) if not only_recorded or recorded_blob(layer, plan)]
-        for layer in layers:
-            name = _name(layer)
-            if name not in jobs:
-                jobs[name] = _layer_job(name, layer, plan, options)
+        build, needs = ("build", plan.tag, "--locked"), []
+        for layer in shared_layers(plan):
+            blob, name = predicted_blob(layer, plan), _name(layer)
+            if blob is None and only_recorded:
+                continue
+            needs.append(name)
+            job = Job(
+                name=name,
+                title=layer.title,
+                arguments=(*build, "--layer", layer_name(layer), *options),
+                needs=tuple(map(_name, made_with(layer, plan))),
+                digest=blob.digest if blob else None,
+            )
+            jobs.setdefault(name, job)
         jobs[plan.tag] = Job(
             name=plan.tag,
             title=plan.tag,
-            arguments=("build", plan.tag, "--locked", "--no-smoke", *options, *of_images),
-            needs=tuple(map(_name, layers)),
+            arguments=(*build, "--no-smoke", *options, *of_images),
+            needs=tuple(needs),
             digest=predicted_digest(plan),
         )
     return tuple(jobs.values())
@@ -60,23 +69,11 @@ def _name(layer: SharedLayer) -> str:
     return f"{_LAYER}{layer_name(layer)}"
 
 
-def _layer_job(name: str, layer: SharedLayer, plan: ImagePlan, options: Sequence[str]) -> Job:
-    blob = recorded_blob(layer, plan)
-    return Job(
-        name=name,
-        title=layer.title,
-        arguments=("build", plan.tag, "--locked", "--layer", layer_name(layer), *options),
-        needs=tuple(map(_name, made_with(layer, plan))),
-        digest=blob.digest if blob else None,
-    )
-
-
-def levels(jobs: Iterable[Job]) -> tuple[tuple[Job, ...], ...]:
-    """*jobs* in groups: a job needs only jobs of earlier groups."""
+def groups(jobs: Sequence[Job], most: int) -> Iterator[tuple[Job, ...]]:
+    """*jobs* in groups of at most *most*; a job needs only jobs of earlier groups."""
     level: dict[str, int] = {}
-    groups: list[list[Job]] = []
     for job in jobs:
         level[job.name] = max((level[name] + 1 for name in job.needs), default=0)
-        groups += [[]] * (level[job.name] + 1 - len(groups))
-        groups[level[job.name]] = [*groups[level[job.name]], job]
-    return tuple(map(tuple, groups))
+    for number in range(max(level.values(), default=-1) + 1):
+        found = [job for job in jobs if level[job.name] == number]
+        yield from (tuple(found[start : start + most]) for start in range(0, len(found), most))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import submitit
@@ -16,18 +16,18 @@ _QUEUED = 64  # jobs at a time: Slurm's scheduler slows down with thousands of s
 _FOLDER = "torchkiln-jobs"
 
 
-class SlurmEngine:
+class SlurmEngine(ThreadPoolExecutor):
     """Waits for each job in a thread."""
 
-    def __init__(self, slurm: submitit.SlurmExecutor, threads: ThreadPoolExecutor) -> None:
-        self._slurm, self._threads = slurm, threads
+    def __init__(self, slurm: submitit.SlurmExecutor) -> None:
+        super().__init__(_QUEUED)
+        self._slurm = slurm
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        return self._threads.submit(lambda: self._slurm.submit(function, *arguments).result())
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        return super().submit(lambda: self._slurm.submit(function, *arguments).result())
 
 
-@contextmanager
-def slurm(rest: str) -> Iterator[Engine]:
+def slurm(rest: str) -> AbstractContextManager[Engine]:
     """The cluster of this machine. The current folder must be the same on all nodes.
 
     :raises ToolMissing: Slurm is not installed.
@@ -38,5 +38,4 @@ def slurm(rest: str) -> Iterator[Engine]:
         raise ToolMissing("--on slurm: srun was not found", hint="run it on a login node of the cluster")
     found = submitit.SlurmExecutor(folder=_FOLDER, max_num_timeout=3)
     found.update_parameters(job_name="torchkiln", use_srun=False, time=24 * 60)
-    with ThreadPoolExecutor(_QUEUED) as threads:
-        yield SlurmEngine(found, threads)
+    return SlurmEngine(found)

@@ -84,16 +84,6 @@ def _last_object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Try:
-    """A job that was submitted."""
-
-    job: Job
-    failed: int = 0
-    refused: int = 0
-    failed_on: frozenset[str] = frozenset()
-
-
 def run(
     jobs: Iterable[Job],
     engine: Engine,
@@ -108,33 +98,26 @@ def run(
     by_name = {job.name: job for job in jobs}
     sorter = TopologicalSorter({name: job.needs for name, job in by_name.items()})
     sorter.prepare()
-    running: dict[Future[Outcome], _Try] = {}
+    running: dict[Future[Outcome], tuple[Job, tuple[Outcome, ...]]] = {}
     while True:
         for name in sorter.get_ready():
-            running[engine.submit(execute, by_name[name].arguments)] = _Try(job=by_name[name])
+            running[engine.submit(execute, by_name[name].arguments)] = (by_name[name], ())
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            tried = running.pop(future)
-            outcome = _checked(tried.job, future)
-            if again := _again(tried, outcome, len(pauses)):
-                pause = pauses[again.failed - 1] if again.failed > tried.failed else 0.0
-                running[engine.submit(execute, again.job.arguments, pause, again.failed_on)] = again
+            job, earlier = running.pop(future)
+            outcome = _checked(job, future)
+            failed = [each for each in (*earlier, outcome) if each.code != _ELSEWHERE]
+            if outcome.code and outcome.code not in _NOT_AGAIN and len(failed) <= len(pauses):
+                refused = len(earlier) + 1 - len(failed)
+                machines = {each.machine for each in failed} - {"", this_machine()}
+                pause = 0.0 if outcome.code == _ELSEWHERE else pauses[len(failed) - 1]
+                avoided = tuple(machines) if refused < _REFUSALS else ()
+                running[engine.submit(execute, job.arguments, pause, avoided)] = (job, (*earlier, outcome))
                 continue
             if not outcome.code:
-                sorter.done(tried.job.name)
-            finished(tried.job, outcome)
-
-
-def _again(tried: _Try, outcome: Outcome, most: int) -> _Try | None:
-    """The next attempt; None: the job is finished."""
-    if outcome.code == _ELSEWHERE:
-        failed_on = tried.failed_on if tried.refused < _REFUSALS else frozenset()
-        return replace(tried, refused=tried.refused + 1, failed_on=failed_on)
-    if not outcome.code or outcome.code in _NOT_AGAIN or tried.failed == most:
-        return None
-    where = {outcome.machine} - {"", this_machine()}
-    return replace(tried, failed=tried.failed + 1, failed_on=tried.failed_on | where)
+                sorter.done(job.name)
+            finished(job, outcome)
 
 
 def _checked(job: Job, future: Future[Outcome]) -> Outcome:

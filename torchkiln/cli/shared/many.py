@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
-    """The caches that several machines share."""
+class Many:
+    """The caches that machines share, the engine that runs jobs, and the only layer to make."""
 
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
+    engine_at: str | None = None
+    layer: str | None = None
 
     def open_caches(self, cell: Cell) -> Caches | None:
         """Its caches for layers of *cell*, or None; those in `cache_to` are prepared.
 
-        :raises ConfigError: a name is neither a folder nor a repository, or a folder cannot be created.
-        :raises RegistryError: a registry in `cache_to` does not answer.
+        :raises KilnError: the name of a cache is wrong, or one in `cache_to` cannot be written or reached.
         """
         if not (self.cache_from or self.cache_to):
             return None
@@ -55,11 +56,6 @@ class Shared:
             target.prepare()
         return Caches(sources=sources, targets=targets)
 
-    def arguments(self) -> tuple[str, ...]:
-        """The words that repeat these options."""
-        named = (("--cache-from", self.cache_from), ("--cache-to", self.cache_to))
-        return tuple(word for option, values in named for value in values for word in (option, value))
-
 
 _PLACE = "FOLDER|oci://REPOSITORY"
 _CACHES = (
@@ -77,17 +73,7 @@ _CACHES = (
         help="copy layers and images to this cache; repeatable; with --engine docker: passed to buildx",
     ),
 )
-cache_options = gathered("shared", Shared, *_CACHES)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Many(Shared):
-    """The caches, the engine that runs the jobs, and the only layer to make."""
-
-    engine_at: str | None
-    layer: str | None
-
-
+cache_options = gathered("many", Many, *_CACHES, without=("engine_at", "layer"))
 many_options = gathered(
     "many",
     Many,
@@ -102,41 +88,33 @@ many_options = gathered(
 )
 
 
-def make_one_layer(context: BuildContext, cells: Sequence[Cell], many: Many, *, as_json: bool) -> None:
-    """Make the layer of the one cell, and print its digest.
-
-    :raises KilnError: it cannot be made.
-    """
+def _one_layer(context: BuildContext, cells: Sequence[Cell], many: Many) -> dict[str, Any]:
+    """Make the layer of the one cell; returns what --json prints."""
+    from torchkiln.engine.cache_keys import layer_name
     from torchkiln.engine.environment import open_environment
-    from torchkiln.engine.shared_layers import Caches, layer_named, make_layer
+    from torchkiln.engine.shared_layers import Caches, make_layer, shared_layers
     from torchkiln.plan.load import plan_locked
 
     if len(cells) != 1:
         raise ConfigError(f"--layer takes one image, but {len(cells)} are selected", hint="name one TAG")
     plan = plan_locked(context.locked(cells[0]), context.matrix, context.facts)
-    layer, caches = layer_named(many.layer or "", plan), many.open_caches(cells[0]) or Caches()
+    layer = next((each for each in shared_layers(plan) if layer_name(each) == many.layer), None)
+    if layer is None:
+        raise ConfigError(
+            f"{plan.tag} has no layer {many.layer}",
+            hint="the lock or the recipe is not that of the plan: run torchkiln plan --as again, here",
+        )
+    caches = many.open_caches(cells[0]) or Caches()
     with console.progress(quiet=context.quiet) as observer:
         environment = open_environment(context.store(), observer=observer, say=context.say)
         blob, how = make_layer(layer, plan, environment, context.sources, caches)
-    found = {"layer": many.layer, "what": layer.title, "how": how, "digest": blob.digest, "size": blob.size}
-    click.echo(json.dumps(found) if as_json else blob.digest)
-
-
-def _given(ctx: click.Context, **names: str) -> tuple[str, ...]:
-    """The words that repeat the options *names* (name -> option), if the user wrote them."""
-    values = {"matrix_file": ctx.params["chosen"].matrix_file if "chosen" in ctx.params else "", **ctx.params}
-    written = (
-        (option, str(values[name]))
-        for name, option in names.items()
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    )
-    return tuple(word for pair in written for word in pair)
+    return {"layer": many.layer, "what": layer.title, "how": how, "digest": blob.digest, "size": blob.size}
 
 
 def jobs_for(
-    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], shared: Shared
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many
 ) -> tuple[tuple[Job, ...], list[KilnError]]:
-    """The jobs of *cells*, and the reasons why some of several cannot be built.
+    """The jobs of *cells*, and the reasons why some of several cells cannot be built.
 
     :raises KilnError: the only cell cannot be built.
     """
@@ -151,20 +129,35 @@ def jobs_for(
             if len(cells) == 1:
                 raise
             failures.append(error)
-    options = (*_given(ctx, matrix_file="--matrix", images="--images"), *shared.arguments())
-    of_images = _given(ctx, output="--output", layer_format="--layer-format")
-    return jobs_of(plans, options, of_images, only_recorded=bool(shared.cache_to)), failures
+    options = _repeated(ctx, "matrix_file", "images", "cache_from", "cache_to")
+    of_images = _repeated(ctx, "output", "layer_format")
+    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to)), failures
 
 
-def build_on_engine(
+def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
+    """The words of the options *names* that the user wrote."""
+    words = []
+    for option in ctx.command.params:
+        if option.name in names and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            value = ctx.params[option.name]
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [option.opts[0], str(one)]
+    return tuple(words)
+
+
+def build_jobs(
     ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many, *, as_json: bool
 ) -> None:
-    """Run the jobs of *cells* on an engine, and print the digest of each image.
+    """Make one layer, or all layers and images on an engine; print the digests.
 
-    :raises KilnError: an image was not built; the others are.
+    :raises KilnError: one of them cannot be made; the others are.
     """
+    if many.layer:
+        found = _one_layer(context, cells, many)
+        click.echo(json.dumps(found) if as_json else found["digest"])
+        return
     from torchkiln.jobs.engines import open_engine
-    from torchkiln.jobs.run import run
+    from torchkiln.jobs.run import Outcome, run
 
     jobs, failures = jobs_for(ctx, context, cells, many)
     done: dict[str, Outcome] = {}
@@ -177,21 +170,14 @@ def build_on_engine(
     with open_engine(many.engine_at or "") as engine:
         run(jobs, engine, finished)
     for job in jobs:
-        outcome = done.get(job.name)
-        if outcome and outcome.code:
-            failures.append(_failure(job, outcome))
-        elif outcome and job.is_image:
+        outcome = done.get(job.name, Outcome(code=1, error="not built, because a layer of it failed"))
+        if not outcome.code and job.is_image:
             found = {"tag": job.name, "digest": outcome.digest, "machine": outcome.machine}
             click.echo(json.dumps(found) if as_json else outcome.digest)
-        elif job.is_image:
-            print_error(f"{job.name}: not built, because a layer of it failed")
+        elif outcome.code:
+            failures.append(KilnError(f"{job.title}: {outcome.error}", hint=outcome.hint))
+            failures[-1].exit_code = outcome.code  # type: ignore[misc]
     for error in failures:
         print_error(error.message, error.hint)
     if failures:
         raise console.worst(failures, len(jobs), "jobs")
-
-
-def _failure(job: Job, outcome: Outcome) -> KilnError:
-    error = KilnError(f"{job.title}: {outcome.error}", hint=outcome.hint)
-    error.exit_code = outcome.code  # type: ignore[misc]
-    return error
