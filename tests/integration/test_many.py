@@ -38,7 +38,7 @@ def no_fetched_wheels(many: Scene) -> None:
     many.server.sent.clear()
 
 
-@pytest.fixture(params=["folder", "registry"], name="cache")
+@pytest.fixture(params=["folder", pytest.param("registry", marks=pytest.mark.proof)], name="cache")
 def a_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path / "shared")
@@ -137,6 +137,7 @@ def test_nothing_of_a_cache_is_believed_without_a_record(many: Scene, tmp_path: 
     assert len(planned) == LAYERS - 2 + 3  # torch and triton of this cell are made by its image's job
 
 
+@pytest.mark.proof  # waits for retries
 def test_a_lost_registry_is_named_and_the_layers_are_made(many: Scene, tmp_path: Path) -> None:
     with RegistryServer() as server:
         cache = f"oci://{server.host}/team/cache"
@@ -191,6 +192,7 @@ def _become(environs: list[dict[str, str]], taken: object) -> None:
     os.chdir(environs[number]["SCENE"])
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not can_mount(), reason="a full disk is a mount, which requires root")
 def test_a_worker_with_a_full_disk_loses_nothing(many: Scene, tmp_path: Path) -> None:
     """Three machines of a plain `Executor`; the disk of one has no room for a layer."""
@@ -217,6 +219,7 @@ def test_a_worker_with_a_full_disk_loses_nothing(many: Scene, tmp_path: Path) ->
     assert sum(outcome.how == "made" for outcome in outcomes.values()) == LAYERS
 
 
+@pytest.mark.proof
 def test_a_registry_that_is_down_for_a_time(many: Scene, tmp_path: Path) -> None:
     """Jobs fail, and are run again with pauses until it is there."""
     with RegistryServer() as server:
