@@ -25,7 +25,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pipeline", ("locks",)),
     ("", ("plan",)),
     ("", ("engine",)),
-    ("beside the pipeline", ("docker", "cache", "attest")),
+    ("beside the pipeline", ("docker", "cache", "attest", "jobs")),
     ("", ("runtimes",)),
     ("", ("compare",)),
     ("pipeline", ("smoke",)),

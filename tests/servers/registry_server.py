@@ -62,9 +62,10 @@ class RegistryServer(InBackground):
     """A registry; a context manager.
 
     :param tls: if set, it uses https with the host 0.0.0.0, which is local but not a loopback name.
+    :param port: 0: any that is free.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.behaviour = Behaviour()
         self.repositories: dict[str, Repository] = {}
         self.uploads: dict[str, bytearray] = {}
@@ -72,7 +73,7 @@ class RegistryServer(InBackground):
         self.guard = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
         self._name = "0.0.0.0" if tls else "127.0.0.1"
-        self._server = QuietHttpServer((self._name, 0), _handler(self))
+        self._server = QuietHttpServer((self._name, port), _handler(self))
         if tls:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False

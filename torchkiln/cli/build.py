@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.cache_bound import excess, max_size_option
 from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.many import Many, build_jobs, many_options
 from torchkiln.cli.shared.options import (
     format_option,
     gathered,
@@ -49,9 +50,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
+_WHOLE = ("form", "dry_run", "load", "ahead", "plain_http", "smoke", "tier")  # not for jobs
 _ONLY = {
-    "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
-    "docker": ("base", "builder", "cache_from", "cache_to"),
+    "embedded": (*_WHOLE, "output", "layer_format", "engine_at", "layer"),
+    "docker": ("base", "builder"),
 }
 
 
@@ -60,15 +62,14 @@ class _Buildx:
     """The options for Docker's BuildKit."""
 
     builder: str | None
-    cache_from: tuple[str, ...]
-    cache_to: tuple[str, ...]
     base: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ahead:
-    """Where layers are uploaded to during the build."""
+    """Where layers are uploaded to during the build, and whether the image is loaded into an engine."""
 
+    load: bool
     ahead: str | None  # REGISTRY/REPOSITORY
     plain_http: bool
 
@@ -92,10 +93,10 @@ class _Tests:
     show_default=True,
     help="docker: build the rendered Dockerfile with BuildKit; the image stays in the engine",
 )
-@click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine")
 @gathered(
     "early",
     _Ahead,
+    click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine"),
     click.option(
         "--ahead",
         metavar="REGISTRY/REPOSITORY",
@@ -120,10 +121,9 @@ class _Tests:
     "buildx",
     _Buildx,
     click.option("--builder", metavar="NAME", help="docker: the buildx builder"),
-    click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx"),
-    click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx"),
     click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base"),
 )
+@many_options
 @locked_option
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -138,12 +138,12 @@ def build(
     images: Path,
     output: Path,
     engine: str,
-    load: bool,
     early: _Ahead,
     tests: _Tests,
     form: str,
     layer_format: LayerFormat,
     buildx: _Buildx,
+    many: Many,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -163,13 +163,19 @@ def build(
         smoke = True
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
+    if many.layer or many.engine_at:
+        refuse(ctx, _WHOLE, "cannot be used with --layer and --on")
+        build_jobs(ctx, context, cells, many, as_json=as_json)
+        return
     image_builder: _EmbeddedBuilder | DockerBuilder
-    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, load, early)
+    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, early, many)
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
 
-        image_builder = DockerBuilder(context, BuildxOptions(**asdict(buildx)))
+        image_builder = DockerBuilder(
+            context, BuildxOptions(**asdict(buildx), cache_from=many.cache_from, cache_to=many.cache_to)
+        )
     runs = None
     if engine == "embedded" and smoke is not False and not dry_run:
         from torchkiln.cli.shared.smoke_output import BuildSmoke
@@ -210,18 +216,19 @@ class _EmbeddedBuilder:
     layout: Path
     form: str
     layer_format: LayerFormat
-    load: bool
     early: _Ahead
+    many: Many
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.engine import build as builder
         from torchkiln.engine.environment import open_environment
+        from torchkiln.plan.load import plan_locked
 
-        if self.load:
+        if self.early.load:
             from torchkiln.cli.shared.on_docker import load_into
             from torchkiln.docker.daemon import find_engine
         context, store = self.context, self.context.store()
-        into = find_engine(builds=False) if self.load else None  # before the build: fail early
+        into = find_engine(builds=False) if self.early.load else None  # before the build: fail early
         locked = context.locked(cell)
         if self.early.ahead and cell.own_use:
             raise ConfigError(
@@ -230,6 +237,7 @@ class _EmbeddedBuilder:
                 " torchkiln push --licence-confirmed",
             )
         context.keep(locked)
+        caches = self.many.open_caches(cell)
         more: dict[str, Any] = {}
         with (
             console.progress(quiet=context.quiet) as observer,
@@ -240,14 +248,19 @@ class _EmbeddedBuilder:
                 if uploads:
                     uploads.submit(layer.digest, store.blob(layer.digest), layer.size)
 
+            environment = open_environment(store, observer=observer, say=context.say, on_layer=finished)
+            if caches:
+                caches.take(plan_locked(locked, context.matrix, context.facts), environment)
             built = builder.build(
                 locked,
                 context.matrix,
                 context.facts,
                 self.layout,
-                open_environment(store, observer=observer, say=context.say, on_layer=finished),
+                environment,
                 options=builder.BuildOptions(sources=context.sources, layer_format=self.layer_format),
             )
+            if caches:
+                built, _ = _timed("cache", built, lambda: caches.give(built.image))
             if uploads:  # an error of the registry is raised here; the image is built nevertheless
                 built, blobs = _timed("upload", built, uploads.settle)
                 more["ahead"] = {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from torchkiln.cli.shared import console, terminal
+from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.groups import default_group
+from torchkiln.cli.shared.many import Many, cache_options, jobs_for
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
@@ -18,6 +21,7 @@ from torchkiln.engine.cache_keys import cached_record
 from torchkiln.engine.cuda_layers import lay_out
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
+from torchkiln.model.cell import Cell
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.plan.load import plan_cell
@@ -134,15 +138,58 @@ def plan() -> None:
     is_flag=True,
     help="print the whole plan as JSON, one line for each of several images",
 )
-def show(chosen: CellOptions, images: Path, as_json: bool) -> None:
-    """Show the layers of the selected images before they are built, with their sizes."""
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(("make", "json", "slurm", "github", "k8s")),
+    help="print jobs instead, one for each layer and image, as a file for this program",
+)
+@cache_options
+@click.pass_context
+def show(
+    ctx: click.Context, chosen: CellOptions, images: Path, as_json: bool, form: str | None, many: Many
+) -> None:
+    """Show the layers of the selected images before they are built, with their sizes.
+
+    With --as, a layer of several images is one job. Jobs may run again, and on any machine with the locks.
+    --cache-from and --cache-to become options of all jobs: see docs/ci.md.
+    """
     cells, grid, known = chosen.cells(must_name=True)
+    if form:
+        context = BuildContext(grid, known, images, True, False)
+        click.echo(_as_jobs(ctx, context, cells, form, many), nl=False)
+        return
+    if many != Many():
+        raise click.UsageError("--cache-from and --cache-to require --as")
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for image_plan in plans:
         if not as_json:
             terminal.echo(table(image_plan, terminal.columns(err=False)))
         else:
             click.echo(json.dumps(to_json(image_plan), indent=2 if len(plans) == 1 else None))
+
+
+def _as_jobs(ctx: click.Context, context: BuildContext, cells: Sequence[Cell], form: str, many: Many) -> str:
+    """The jobs of *cells*; of several cells, those that cannot be built are left out, with a warning.
+
+    :raises ConfigError: the machines of *form* share no folder, and *many* names no registry.
+    """
+    from torchkiln.jobs.formats import FORMATS
+
+    if form in ("github", "k8s") and not any(where.startswith("oci://") for where in many.cache_to):
+        raise ConfigError(
+            f"--as {form}: the jobs share no cache",
+            hint="name a registry: --cache-from oci://HOST/REPOSITORY --cache-to oci://HOST/REPOSITORY",
+        )
+    jobs, failures = jobs_for(ctx, context, cells, many)
+    if failures:
+        console.say(
+            f"warning: {len(failures)} of {len(cells)} cells are left out: not locked, or unavailable"
+        )
+    alone = sum(job.is_image and job.digest is None for job in jobs)
+    if many.cache_to and alone:
+        console.say(f"warning: the locks of {alone} images do not record all layers, so these jobs make them")
+    return FORMATS[form](jobs)
 
 
 def table(image_plan: ImagePlan, width: int | None = None) -> str:

@@ -51,7 +51,7 @@ def build(
         rule for cutting device code; or a step failed.
     """
     check_trusted(locked, options.sources)
-    _check_rule(locked)
+    check_rule(locked)
     started, store = time.monotonic(), environment.store
     store.sweep()
     try:
@@ -95,7 +95,7 @@ def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
         )
 
 
-def _check_rule(locked: LockedCell) -> None:
+def check_rule(locked: LockedCell) -> None:
     """Refuse a thin image whose lock was made with another rule: the image would have other bytes."""
     if locked.device_code and locked.device_code.rule != DEVICE_CODE_RULE:
         raise BuildFailed(

@@ -19,7 +19,7 @@ from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
+from torchkiln.model.plan import ArtefactLayer, MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import PREFIX, PYTHON_RULE, RECIPE, ImagePython
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
@@ -38,6 +38,12 @@ def key_of(layer: MadeLayer) -> str:
                 home=layer.home,
                 rule=RULE,
             )
+
+
+def layer_name(layer: ArtefactLayer | MadeLayer) -> str:
+    """The name of *layer* in a command line: 16 hex digits, the same in all images that have the layer."""
+    key = layer.artefact.digest if isinstance(layer, ArtefactLayer) else key_of(layer)
+    return key.removeprefix("sha256:")[:16]
 
 
 def layer_key(

@@ -69,7 +69,7 @@ def build(
     # Converted layers are reported instead.
     quiet = replace(environment, on_layer=lambda _: None) if target else environment
     layers, reused, seconds = make_layers(plan, quiet, foreign=foreign)
-    _compare_with_lock(layers, plan)
+    compare_with_lock(layers, plan)
     check_metadata(plan.locked, store, plan.requested)
     with ExitStack() as claims:
         if target:
@@ -127,7 +127,7 @@ def _described(blob: Blob) -> str:
     return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 
-def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
+def compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
     """Compare the layers with those that the lock records: the same lock gives the same image."""
     recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     faults = [

@@ -6,7 +6,6 @@ can be predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -136,18 +135,17 @@ def predicted_digest(plan: ImagePlan) -> Digest | None:
 
 def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
     """The blob of each layer, lowest first; None if it is not recorded."""
-    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
-    return [_blob(layer, plan, recorded) for layer in plan.layers]
+    return [predicted_blob(layer, plan) for layer in plan.layers]
 
 
-def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
+def predicted_blob(layer: PlannedLayer, plan: ImagePlan) -> Blob | None:
     """The recorded blob, None if there is none; overlays and removals are small, and are encoded here."""
     match layer:
         case ArtefactLayer():
             return layer.blob
         case OverlayLayer() | RemovalLayer():
             return encoded(layer, plan.epoch)[1]
-    return recorded.get(layer.title)
+    return next((each.blob for each in plan.locked.layers if each.title == layer.title), None)
 
 
 def encoded(layer: OverlayLayer | RemovalLayer, epoch: int) -> tuple[bytes, Blob]:

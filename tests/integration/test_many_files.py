@@ -1,0 +1,194 @@
+"""The files of `plan --as`: by schema, and by running every command that they contain."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.cells import planned_cell, small_wheels
+from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, scene
+from tests.unit.test_workflow_files import schema, zizmor
+from torchkiln.engine.cache_keys import layer_name
+from torchkiln.engine.shared_layers import shared_layers
+from torchkiln.jobs.formats import FORMATS
+from torchkiln.jobs.graph import Job, groups, jobs_of
+
+CACHE = ("--cache-from", "oci://ghcr.io/octo/cache", "--cache-to", "oci://ghcr.io/octo/cache")
+needs_base = pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none")
+# Runs each task of an array at once, as Slurm does with one node; its options and ids are recorded.
+_SBATCH = """\
+#!/bin/sh
+echo "$@" >> sbatch.log
+number=$(wc -l < sbatch.log)
+for word in "$@"; do case $word in --array=0-*) last=${word#--array=0-} ;; esac; done
+cat > job.sh
+for task in $(seq 0 "$last"); do SLURM_ARRAY_TASK_ID=$task sh job.sh >> jobs.out || exit 1; done
+echo "$number;cluster"
+"""
+
+
+@pytest.fixture(scope="module", name="many")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("many")) as found:
+        yield found
+
+
+def a_job(name: str, *needs: str) -> Job:
+    return Job(name=name, title=name, arguments=("build", name), needs=needs, digest=None)
+
+
+def tool(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def run_lines(many: Scene, script: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run *script* on one machine; `torchkiln` prints JSON."""
+    tool(
+        folder / "bin",
+        "torchkiln",
+        f'#!/bin/sh\ncd {many.folder} && exec {" ".join(many.argv())} "$@" --json\n',
+    )
+    env = many.environ(folder.name) | environ
+    env["PATH"] = f"{folder / 'bin'}:{env['PATH']}"
+    return subprocess.run(["bash", "-euc", script], env=env, cwd=folder, capture_output=True, text=True)
+
+
+# --- the graph --------------------------------------------------------------------------------------
+
+
+def test_a_shared_layer_belongs_to_the_first_image(tmp_path: Path) -> None:
+    """Images need the jobs of all their layers; wheel layers need the base's job."""
+    plans = [planned_cell(small_wheels(tmp_path / version, version)) for version in ("1", "2")]
+    plans[1] = replace(plans[1], tag="second")
+    jobs = jobs_of(plans, ("--images", "i"), ("--output", "o"), only_recorded=False)
+    names = [f"layer-{layer_name(layer)}" for layer in shared_layers(plans[0])]
+    base, torch, triton, rest = names
+
+    first, second = (next(job for job in jobs if job.name == plan.tag) for plan in plans)
+    assert [job.name for job in jobs[:5]] == [*names, plans[0].tag]
+    assert first.needs == tuple(names)
+    assert second.needs[:3] == (base, torch, triton)
+    assert second.needs[3] not in names
+    assert len(jobs) == 7
+    assert {job.needs for job in jobs if job.name in (torch, triton, rest)} == {(base,)}
+    assert jobs[1].arguments == ("build", first.name, "--locked", "--layer", torch[6:], "--images", "i")
+    assert first.arguments == (
+        "build",
+        first.name,
+        "--locked",
+        "--no-smoke",
+        "--images",
+        "i",
+        "--output",
+        "o",
+    )
+
+
+def test_groups_are_levels_of_limited_size() -> None:
+    jobs = [a_job("base"), *(a_job(f"l{n}", "base") for n in range(5)), a_job("image", "l4"), a_job("other")]
+    assert [[job.name for job in group] for group in groups(jobs, 3)] == [
+        ["base", "other"],
+        ["l0", "l1", "l2"],
+        ["l3", "l4"],
+        ["image"],
+    ]
+
+
+def test_a_thousand_cells_take_a_second() -> None:
+    """20,000 jobs in each format."""
+    jobs = [a_job("base"), *(a_job(f"layer-{n}", "base") for n in range(19_000))]
+    jobs += [a_job(f"tag-{n}", *(f"layer-{n * 19 + k}" for k in range(19))) for n in range(1000)]
+    for name, write in FORMATS.items():
+        started = time.process_time()
+        assert "tag-999" in write(jobs), name
+        assert time.process_time() - started < 1.0, name
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+@needs_base
+def test_slurm_submits_each_group_after_the_one_before(many: Scene, tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "sbatch", _SBATCH)
+    shared = str(tmp_path / "shared")
+    script = many.plan("slurm", "--cache-from", shared, "--cache-to", shared)
+    (tmp_path / "plan.sh").write_text(script)
+    done = run_lines(many, "sh plan.sh --partition=main", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "2", "3"]
+    calls = (tmp_path / "sbatch.log").read_text().splitlines()
+    usual = "--parsable --requeue --job-name=torchkiln --array=0-"
+    after = [f" --dependency=afterany:{number}" for number in (1, 2)]
+    last = f"{LAYERS - 2}"
+    assert calls == [f"{usual}{end} --partition=main" for end in ("0", f"{last}{after[0]}", f"2{after[1]}")]
+    output = (tmp_path / "jobs.out").read_text()
+    assert (digests(output), made(output)) == (many.digests, {"made": LAYERS})
+
+
+@needs_base
+@pytest.mark.proof  # importing the schemas is slow
+def test_githubs_workflow_runs(many: Scene, tmp_path: Path) -> None:
+    """Neither GitHub's schema nor zizmor finds a fault; each row of each matrix runs."""
+    text = many.plan("github", *CACHE)
+    file = tmp_path / ".github/workflows/torchkiln.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert schema("github-workflows", file) == ""
+    assert zizmor(file.parent) == ""
+
+    document = yaml.load(text, Loader=yaml.BaseLoader)
+    tool(tmp_path / "bin", "docker", '#!/bin/sh\necho "$* $(cat)" >> docker.log\n')
+    tool(tmp_path / "bin", "make", "#!/bin/sh\nmkdir -p .venv && ln -sfn ../bin .venv/bin\n")
+    output, shared = "", str(tmp_path / "shared")
+    for number, (name, job) in enumerate(document["jobs"].items()):
+        assert name == f"group-{number}"
+        assert job.get("needs") == (f"group-{number - 1}" if number else None)
+        for row in job["strategy"]["matrix"]["include"]:
+            arguments = row["arguments"].replace(CACHE[1], shared)
+            for step in (step for step in job["steps"] if "run" in step):
+                done = run_lines(
+                    many, step["run"], tmp_path, ARGUMENTS=arguments, TOKEN="t0ken", GITHUB_ACTOR="octo"
+                )
+                assert done.returncode == 0, done.stderr
+                output += done.stdout
+    assert (digests(output), made(output)) == (many.digests, {"made": LAYERS})
+    logins = set((tmp_path / "docker.log").read_text().splitlines())
+    assert logins == {"login --username octo --password-stdin ghcr.io t0ken"}
+
+
+@needs_base
+@pytest.mark.proof
+def test_kubernetes_jobs_run(many: Scene, tmp_path: Path) -> None:
+    """The schemas find no fault; the command of each index runs."""
+    output, shared = "", str(tmp_path / "shared")
+    documents = list(yaml.safe_load_all(many.plan("k8s", *CACHE)))
+    assert [document["spec"]["completions"] for document in documents] == [1, LAYERS - 1, len(many.tags)]
+    for document in documents:
+        kubernetes_validate.validate(document, "1.37", strict=True)
+        spec = document["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        shell, option, script = container["command"]
+        assert (shell, option) == ("sh", "-c")
+        for index in range(spec["completions"]):
+            script = script.replace(CACHE[1], shared)
+            done = run_lines(many, script, tmp_path, JOB_COMPLETION_INDEX=str(index))
+            assert done.returncode == 0, done.stderr
+            output += done.stdout
+    assert (digests(output), made(output)) == (many.digests, {"made": LAYERS})
+
+
+def test_machines_without_a_common_cache_are_refused(many: Scene) -> None:
+    for form in ("github", "k8s"):
+        done = many.run("planner", "plan", "--as", form, "--all", "--cache-to", "folder")
+        assert done.returncode == 2
+        assert "the jobs share no cache" in done.stderr

@@ -1,0 +1,183 @@
+"""Defines the options of builds on several machines, and runs one layer's build, or all jobs on an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.options import gathered
+from torchkiln.cli.shared.terminal import print_error
+from torchkiln.errors import ConfigError, KilnError
+
+if TYPE_CHECKING:
+    from torchkiln.engine.shared_layers import Caches
+    from torchkiln.jobs.graph import Job
+    from torchkiln.jobs.run import Outcome
+    from torchkiln.model.cell import Cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Many:
+    """The caches that machines share, the engine that runs jobs, and the only layer to make."""
+
+    cache_from: tuple[str, ...] = ()
+    cache_to: tuple[str, ...] = ()
+    engine_at: str | None = None
+    layer: str | None = None
+
+    def open_caches(self, cell: Cell) -> Caches | None:
+        """Its caches for layers of *cell*, or None; those in `cache_to` are prepared.
+
+        :raises KilnError: the name of a cache is wrong, or one in `cache_to` cannot be written or reached.
+        """
+        if not (self.cache_from or self.cache_to):
+            return None
+        from torchkiln.engine.shared_layers import Caches  # imported here because it loads slowly
+        from torchkiln.vault.places import vault_at
+
+        sources, targets = (
+            tuple(vault_at(where, os.environ) for where in names)
+            for names in (self.cache_from, self.cache_to)
+        )
+        if targets and cell.own_use:
+            raise ConfigError(
+                "--cache-to would copy modified NVIDIA libraries (--own-use) to others",
+                hint="build without --cache-to",
+            )
+        for target in targets:
+            target.prepare()
+        return Caches(sources=sources, targets=targets)
+
+
+_PLACE = "FOLDER|oci://REPOSITORY"
+_CACHES = (
+    click.option(
+        "--cache-from",
+        metavar=_PLACE,
+        multiple=True,
+        help="copy layers that the lock records from this cache of other machines; repeatable; with --engine"
+        " docker: passed to buildx",
+    ),
+    click.option(
+        "--cache-to",
+        metavar=_PLACE,
+        multiple=True,
+        help="copy layers and images to this cache; repeatable; with --engine docker: passed to buildx",
+    ),
+)
+cache_options = gathered("many", Many, *_CACHES, without=("engine_at", "layer"))
+many_options = gathered(
+    "many",
+    Many,
+    *_CACHES,
+    click.option(
+        "--on",
+        "engine_at",
+        metavar="ENGINE",
+        help="run a job for each layer and image on processes[:N] of this machine, dask://HOST:PORT or slurm",
+    ),
+    click.option("--layer", metavar="NAME", help="make only this layer, which `plan --as json` names"),
+)
+
+
+def _one_layer(context: BuildContext, cells: Sequence[Cell], many: Many) -> dict[str, Any]:
+    """Make the layer of the one cell; returns what --json prints."""
+    from torchkiln.engine.cache_keys import layer_name
+    from torchkiln.engine.environment import open_environment
+    from torchkiln.engine.shared_layers import Caches, make_layer, shared_layers
+    from torchkiln.plan.load import plan_locked
+
+    if len(cells) != 1:
+        raise ConfigError(f"--layer takes one image, but {len(cells)} are selected", hint="name one TAG")
+    plan = plan_locked(context.locked(cells[0]), context.matrix, context.facts)
+    layer = next((each for each in shared_layers(plan) if layer_name(each) == many.layer), None)
+    if layer is None:
+        raise ConfigError(
+            f"{plan.tag} has no layer {many.layer}",
+            hint="the lock or the recipe is not that of the plan: run torchkiln plan --as again, here",
+        )
+    caches = many.open_caches(cells[0]) or Caches()
+    with console.progress(quiet=context.quiet) as observer:
+        environment = open_environment(context.store(), observer=observer, say=context.say)
+        blob, how = make_layer(layer, plan, environment, context.sources, caches)
+    return {"layer": many.layer, "what": layer.title, "how": how, "digest": blob.digest, "size": blob.size}
+
+
+def jobs_for(
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many
+) -> tuple[tuple[Job, ...], list[KilnError]]:
+    """The jobs of *cells*, and the reasons why some of several cells cannot be built.
+
+    :raises KilnError: the only cell cannot be built.
+    """
+    from torchkiln.jobs.graph import jobs_of
+    from torchkiln.plan.load import plan_cell
+
+    plans, failures = [], []
+    for cell in cells:
+        try:
+            plans.append(plan_cell(cell, context.matrix, context.facts, images=context.images))
+        except KilnError as error:
+            if len(cells) == 1:
+                raise
+            failures.append(error)
+    options = _repeated(ctx, "matrix_file", "images", "cache_from", "cache_to")
+    of_images = _repeated(ctx, "output", "layer_format")
+    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to)), failures
+
+
+def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
+    """The words of the options *names* that the user wrote."""
+    words = []
+    for option in ctx.command.params:
+        if option.name in names and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            value = ctx.params[option.name]
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [option.opts[0], str(one)]
+    return tuple(words)
+
+
+def build_jobs(
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many, *, as_json: bool
+) -> None:
+    """Make one layer, or all layers and images on an engine; print the digests.
+
+    :raises KilnError: one of them cannot be made; the others are.
+    """
+    if many.layer:
+        found = _one_layer(context, cells, many)
+        click.echo(json.dumps(found) if as_json else found["digest"])
+        return
+    from torchkiln.jobs.engines import open_engine
+    from torchkiln.jobs.run import Outcome, run
+
+    jobs, failures = jobs_for(ctx, context, cells, many)
+    done: dict[str, Outcome] = {}
+
+    def finished(job: Job, outcome: Outcome) -> None:
+        done[job.name] = outcome
+        how = f"failed: {outcome.error}" if outcome.code else outcome.how or "built"
+        context.say(f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)")
+
+    with open_engine(many.engine_at or "") as engine:
+        run(jobs, engine, finished)
+    for job in jobs:
+        outcome = done.get(job.name, Outcome(code=1, error="not built, because a layer of it failed"))
+        if not outcome.code and job.is_image:
+            found = {"tag": job.name, "digest": outcome.digest, "machine": outcome.machine}
+            click.echo(json.dumps(found) if as_json else outcome.digest)
+        elif outcome.code:
+            failures.append(KilnError(f"{job.title}: {outcome.error}", hint=outcome.hint))
+            failures[-1].exit_code = outcome.code  # type: ignore[misc]
+    for error in failures:
+        print_error(error.message, error.hint)
+    if failures:
+        raise console.worst(failures, len(jobs), "jobs")
