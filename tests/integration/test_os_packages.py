@@ -16,7 +16,7 @@ import pytest
 
 from tests.layers import sha256
 from tests.needs import needs_mmdebstrap
-from tests.os_attacks import ATTACKER
+from tests.os_attacks import ATTACKER, EVIL, LDCONFIG
 from tests.planned import FACTS, MATRIX
 from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
@@ -44,7 +44,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="users need subordinate ids: /etc/subuid"),
 ]
 
-LDCONFIG = "activate-noawait ldconfig"
 TOOL = Deb(
     name="tool",
     version="1:2.0",
@@ -68,19 +67,7 @@ GOOD = (
     Deb(name="one-editor", fields={"Provides": "editor"}),
     Deb(name="other-editor", fields={"Provides": "editor"}),
     Deb(name="unmet", fields={"Depends": "nowhere"}),
-    Deb(
-        name="evil",
-        files={
-            "opt/venv/lib/evil.pth": "",
-            "usr/local/cuda-12.1/x": "",
-            "usr/lib/python3/dist-packages/sitecustomize.py": "",
-            "usr/lib/nested/libmd.so.0": library(),
-            "etc/ld.so.conf.d/000-evil.conf": "/usr/lib/nested\n",
-            f"{LIBRARIES}/libcuda.so.1": "",
-        },
-        scripts={"postinst": "echo changed >>/usr/bin/diff3\necho x >/etc/ld.so.preload"},
-        triggers=LDCONFIG,
-    ),
+    EVIL,
     Deb(name="random", scripts={"postinst": "head -c 8 /dev/urandom >/etc/random"}),
     Deb(name="configured", files={"etc/bash.bashrc": "mine"}),
 )
