@@ -31,8 +31,8 @@ class Cell:
     platform: fields.PlatformName = DEFAULT_PLATFORM
 
     @property
-    def base(self) -> str:
-        """The name of its base: "debian12", on another platform "debian12-arm64"."""
+    def system(self) -> str:
+        """The name of its base in folders: "debian12", on another platform "debian12-arm64"."""
         return f"{base_name(self.os)}{PLATFORMS[self.platform].suffix}"
 
 

@@ -103,8 +103,8 @@ class LockedBase:
     platform: fields.PlatformName = DEFAULT_PLATFORM
 
     @property
-    def name(self) -> str:
-        """The name of its folder, without "base-": "debian12", on another platform "debian12-arm64"."""
+    def system(self) -> str:
+        """Its name in folders: "debian12", on another platform "debian12-arm64"."""
         return f"{self.os}{PLATFORMS[self.platform].suffix}"
 
 

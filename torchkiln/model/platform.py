@@ -21,7 +21,8 @@ class Platform:
     loader: str  # the dynamic loader: "ld-linux-x86-64.so.2"
     cached: str  # the mark of its libraries in `ldconfig -p`: "libc6,x86-64"
     manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: the legacy tags in PEP 600
-    suffix: str = ""  # of the tags of its images and of the folders of its bases
+    suffix: str = ""  # in tags, and of the folders of bases
+    first_torch: str = "0"  # the first release with CUDA wheels for it on the default index
 
     @property
     def name(self) -> str:
@@ -78,6 +79,7 @@ LINUX_ARM64 = Platform(
     cached="libc6,AArch64",
     manylinux={17: "manylinux2014"},
     suffix="-arm64",
+    first_torch="2.11",
 )
 PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in (LINUX_AMD64, LINUX_ARM64)}
 

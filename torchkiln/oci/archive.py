@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import BuiltImage
-from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor
+from torchkiln.oci.image import canonical_json
 from torchkiln.oci.layout import VERSION, ImageOnDisk, open_layout
 from torchkiln.oci.platform_index import REF_NAME, entry_of, index_document
 from torchkiln.oci.tar import END, header, padding

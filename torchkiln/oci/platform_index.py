@@ -42,17 +42,15 @@ def entry_of(manifest: Digest, size: int, platform: Platform, **annotations: str
 
 def joined(entries: Sequence[Entry]) -> tuple[list[Entry], list[bytes]]:
     """The *entries* of index.json, those of images with a sibling replaced by an index; and these indexes."""
-    named = {(name_in(entry), entry.get("platform", {}).get("architecture")): entry for entry in entries}
+    siblings = _siblings(entries)
     found: list[Entry] = []
     documents: list[bytes] = []
     for entry in entries:
         name = name_in(entry)
-        keys = ((f"{name}{other.suffix}", other.architecture) for other in PLATFORMS.values() if other.suffix)
-        siblings = [named[key] for key in keys if key in named]
-        if name is None or not siblings or named.get((name, LINUX_AMD64.architecture)) is not entry:
+        if name not in siblings or entry.get("platform") != LINUX_AMD64.oci:
             found.append(entry)
             continue
-        members = [{**each, "annotations": {}} for each in (entry, *siblings)]
+        members = [dict(each, annotations=None) for each in (entry, *siblings[name])]
         data = canonical_json(index_document([{k: v for k, v in each.items() if v} for each in members]))
         documents.append(data)
         of_index = descriptor(INDEX_TYPE, digest_of(data), len(data))
@@ -65,9 +63,20 @@ def split(entries: Sequence[Entry], members: Callable[[Entry], Sequence[Entry]])
 
     :param members: returns the entries of an index.
     """
-    names = {name_in(entry) for entry in entries}
+    siblings = _siblings(entries)
     for entry in entries:
-        siblings = names & {f"{name_in(entry)}{other.suffix}" for other in PLATFORMS.values() if other.suffix}
-        of_index = members(entry) if siblings and entry["mediaType"] == INDEX_TYPE else ()
+        is_joined = name_in(entry) in siblings and entry["mediaType"] == INDEX_TYPE
+        of_index = members(entry) if is_joined else ()
         found = next((each for each in of_index if each.get("platform") == LINUX_AMD64.oci), None)
         yield {**found, "annotations": entry.get("annotations", {})} if found else entry
+
+
+def _siblings(entries: Sequence[Entry]) -> dict[str | None, list[Entry]]:
+    """The images for other platforms, by the name of the image for the default platform."""
+    found: dict[str | None, list[Entry]] = {}
+    for entry in entries:
+        name, platform = name_in(entry) or "", entry.get("platform")
+        for other in PLATFORMS.values():
+            if other.suffix and other.suffix in name and platform == other.oci:
+                found.setdefault(name.replace(other.suffix, "", 1), []).append(entry)
+    return found
