@@ -236,8 +236,10 @@ def _why_not_on_platform(cell: Cell, release: Release) -> str:
         return f"torch {cell.torch} has no CUDA wheels for {platform.name}; the first that has is {first}"
     if not any(variant.aarch64 for variant in release.variants):
         return f"torchkiln does not know the device code of torch {cell.torch} for {platform.name}"
-    if cell.flavor != "runtime" or cell.os != DEFAULT_OS:
-        return f"images for {platform.name} have the flavor runtime and the system {DEFAULT_OS} only"
+    if cell.flavor != "runtime" or cell.os != DEFAULT_OS or cell.gpus:
+        return (
+            f"images for {platform.name} have the flavor runtime, the system {DEFAULT_OS}, and all GPU code"
+        )
     return ""
 
 

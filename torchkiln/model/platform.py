@@ -17,11 +17,12 @@ class Platform:
     architecture: str  # OCI's and Debian's: "amd64"
     machine: str  # of uname, markers and wheel tags: "x86_64"
     cuda: str  # NVIDIA's: "x86_64", in "linux-x86_64" and "targets/x86_64-linux"
-    elf: int  # the machine in ELF headers
     loader: str  # the dynamic loader: "ld-linux-x86-64.so.2"
+    cache_flags: int  # of its libraries in /etc/ld.so.cache
     cached: str  # the mark of its libraries in `ldconfig -p`: "libc6,x86-64"
     manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: the legacy tags in PEP 600
     suffix: str = ""  # in tags, and of the folders of bases
+    lacking: frozenset[str] = frozenset()  # packages of the default platform's bases that Debian lacks for it
     first_torch: str = "0"  # the first release with CUDA wheels for it on the default index
 
     @property
@@ -64,8 +65,8 @@ LINUX_AMD64 = Platform(
     architecture="amd64",
     machine="x86_64",
     cuda="x86_64",
-    elf=62,
     loader="ld-linux-x86-64.so.2",
+    cache_flags=0x303,
     cached="libc6,x86-64",
     manylinux={17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"},
 )
@@ -74,11 +75,12 @@ LINUX_ARM64 = Platform(
     architecture="arm64",
     machine="aarch64",
     cuda="sbsa",
-    elf=183,
     loader="ld-linux-aarch64.so.1",
+    cache_flags=0xA03,
     cached="libc6,AArch64",
     manylinux={17: "manylinux2014"},
     suffix="-arm64",
+    lacking=frozenset({"libquadmath0"}),
     first_torch="2.11",
 )
 PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in (LINUX_AMD64, LINUX_ARM64)}
