@@ -367,7 +367,8 @@ def _fits(tags: Iterable[Tag], scheme: Scheme) -> bool:
 def _platforms(platform: Platform) -> re.Pattern[str]:
     """The platforms in the tags of wheels for *platform*."""
     kinds = "|".join(("linux", r"manylinux_2_\d+", *platform.manylinux.values()))
-    return re.compile(f"any|{platform.wheel_tag(f'(?:{kinds})')}")
+    # NVIDIA writes "sbsa" into the file WHEEL.
+    return re.compile(f"any|(?:{kinds})_(?:{platform.machine}|{platform.cuda})")
 
 
 def _python_fits(tag: Tag, python: str) -> bool:
