@@ -1,4 +1,4 @@
-"""Hostile packages: one whose script tries what only root of the host may do, and one that changes the image."""
+"""Hostile packages: a script tries what only root of the host may do; files and a script change the image."""
 
 from __future__ import annotations
 

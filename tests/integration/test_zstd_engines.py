@@ -30,7 +30,8 @@ from torchkiln.oci.image import (
     descriptor,
     digest_of,
 )
-from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.oci.platform_index import INDEX_TYPE
 from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
 

@@ -27,6 +27,7 @@ from torchkiln.matrix.policy import policy_of
 from torchkiln.model import recipe
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.platform import LINUX_ARM64
 from torchkiln.model.report import Finding, SignedReport
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke.expected import expected_env, facts_of
@@ -138,6 +139,13 @@ def _wheel(name: str, locked: LockedCell = REFRESHED) -> LockedCell:
     return replace(locked, wheels=tuple(wheels))
 
 
+def on_arm64(locked: LockedCell) -> LockedCell:
+    """*locked* for linux/arm64."""
+    cell = replace(locked.resolution.cell, platform=LINUX_ARM64.name)
+    base = replace(locked.base, platform=LINUX_ARM64.name)
+    return replace(locked, base=base, resolution=replace(locked.resolution, cell=cell))
+
+
 STACKS = {
     "torch": _wheel("torch"),
     "cuDNN": _wheel("nvidia-cudnn-cu12"),
@@ -148,6 +156,7 @@ STACKS = {
     "libstdc++": with_packages(REFRESHED, {"libstdc++6": "12.2.0-99"}),
     "libgcc": with_packages(REFRESHED, {"libgcc-s1": "12.2.0-99"}),
     "Python": replace(REFRESHED, base=replace(REFRESHED.base, python="3.11.9")),
+    "platform": on_arm64(REFRESHED),  # with the same wheels, which no index has
 }
 NOT_RUN = "not run: no report contains it"
 

@@ -118,7 +118,7 @@ def test_cells_are_named_beside_a_selection() -> None:
         ("2.7.1", "12.1"),
         ("2.7.1", "11.8"),
     ]
-    with pytest.raises(ConfigError, match="--python and --gpus cannot be used with a TAG"):
+    with pytest.raises(ConfigError, match="--platform and --gpus cannot be used with a TAG"):
         options(TAG, flavor=("devel",)).cells()
 
 

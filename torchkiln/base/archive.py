@@ -82,7 +82,12 @@ def record_packages(
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
     """The path, below *images*, of the list of the .deb files of *found*."""
     name = f"{found.name}-debs" if isinstance(found, LockedTools) else "debs"
-    return images / f"base-{found.os}" / f"{name}.json"
+    return images / folder_of(found) / f"{name}.json"
+
+
+def folder_of(found: LockedBase | LockedTools) -> str:
+    """The name of the folder of the lock of *found*."""
+    return f"base-{found.system if isinstance(found, LockedBase) else found.os}"
 
 
 def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None:

@@ -15,16 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from torchkiln.base.archive import read_committed
+from torchkiln.base.archive import folder_of, read_committed
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import SNAPSHOT, BaseRecipe, key_of, recipe
 from torchkiln.base.remake import remade
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedTools, artefact_fields, artefact_json, package_changes
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS, host_platform
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 from torchkiln.util import codec
 from torchkiln.util.files import pretty_json, write_atomic
+from torchkiln.util.places import IMAGES
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 
@@ -39,7 +41,10 @@ Artefact = TypeVar("Artefact", LockedBase, LockedTools)
 
 
 def lock_path(images: Path, os_name: str, name: str = "base") -> Path:
-    """The path below *images* of the lock of a base, or of the tools *name*."""
+    """The path below *images* of the lock of a base, or of the tools *name*.
+
+    :param os_name: "debian12", of another platform "debian12-arm64".
+    """
     return images / f"base-{os_name}" / f"{name}.json"
 
 
@@ -88,9 +93,26 @@ def read_lock(images: Path, os_name: str) -> LockedBase | None:
     return read(lock_path(images, os_name), LockedBase)
 
 
+def native_base(images: Path | None, os_name: str) -> LockedBase:
+    """The base of *os_name* for the default platform, whose Python makes the byte-code of other platforms.
+
+    :param images: a folder of locks that is asked before torchkiln's own.
+    :raises BuildFailed: it is not locked, or this machine is of another platform.
+    """
+    found = next(filter(None, (read_lock(folder, os_name) for folder in (images, IMAGES) if folder)), None)
+    if found is None or host_platform().name != found.platform:
+        raise BuildFailed(
+            f"byte-code for other platforms is made by the Python of the base of {os_name} for"
+            f" {DEFAULT_PLATFORM}, which {'is not locked' if found is None else 'does not run here'}",
+            hint=f"lock it: torchkiln base build --os {os_name} --lock; or use a {DEFAULT_PLATFORM} machine",
+        )
+    return found
+
+
 def write_lock(images: Path, found: LockedBase | LockedTools) -> Path:
     """Write the lock of a base or of tools; returns its path."""
-    path = lock_path(images, found.os, *([found.name] if isinstance(found, LockedTools) else []))
+    name = [found.name] if isinstance(found, LockedTools) else []
+    path = lock_path(images, folder_of(found).removeprefix("base-"), *name)
     write_atomic(path, to_json(found))
     return path
 
@@ -184,7 +206,9 @@ def ensure(
     report: Reporting = UNREPORTED,
 ) -> tuple[LockedBase, tuple[str, ...]]:
     """The base to build on, and its differences from *locked*: see `ArtefactSpec.ensure`."""
-    spec = _spec(recipe(locked.os), store, os.environ if environ is None else environ, report)
+    spec = _spec(
+        recipe(locked.os), store, os.environ if environ is None else environ, report, locked.platform
+    )
     return spec.ensure(locked, store, report.say, locked_only=locked_only, fits=True)
 
 
@@ -192,7 +216,9 @@ def present(locked: LockedBase, store: Store, *, environ: Mapping[str, str]) -> 
     """The base that `ensure` returns for *locked*, if *store* has its blob; else *locked*. Makes nothing."""
     if store.has_blob(locked.digest, locked.size):
         return locked
-    return _spec(recipe(locked.os), store, environ, UNREPORTED).rebuilt(locked, store) or locked
+    return (
+        _spec(recipe(locked.os), store, environ, UNREPORTED, locked.platform).rebuilt(locked, store) or locked
+    )
 
 
 def rebuild(
@@ -204,17 +230,27 @@ def rebuild(
     report: Reporting = UNREPORTED,
 ) -> LockedBase:
     """Build the base from the archive now; the result replaces *locked* on this machine."""
-    return _spec(wanted, store, environ, report).rebuild(locked, store)
+    return _spec(wanted, store, environ, report, DEFAULT_PLATFORM).rebuild(locked, store)
 
 
 def _spec(
-    wanted: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting
+    wanted: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting, platform: str
 ) -> ArtefactSpec[LockedBase]:
+    of = PLATFORMS[platform]
+
+    def make() -> LockedBase:
+        if platform != DEFAULT_PLATFORM:
+            what = (
+                f"the base of {wanted.os} for {platform}: `build` does not make another one from the archive"
+            )
+            raise BuildFailed(what, hint=f"{_VAULT}; or {_NEWER}")
+        return build(wanted, store, environ=environ, report=report)
+
     return ArtefactSpec(
-        description=f"base of {wanted.os}",
-        lock=f"base-{wanted.os}",
+        description=f"base of {wanted.os}" + (f" for {platform}" if of.suffix else ""),
+        lock=f"base-{wanted.os}{of.suffix}",
         kind=LockedBase,
-        make=lambda: build(wanted, store, environ=environ, report=report),
+        make=make,
         remake=lambda locked: remade(locked, locked, store, environ=environ, report=report),
         inputs=(wanted.key(), *key_of(wanted, environ)),  # another source may still have the locked packages
     )

@@ -79,7 +79,7 @@ def effects_of(
 ) -> Effects:
     """The effects that turn *plain* into *finished*."""
     changed = {path for path in finished if not _is_same(plain.get(path), finished[path])}
-    sources = {path: source for path in changed if (source := _source(path, finished)) is not None}
+    sources = {path: source for path in changed if (source := source_of(path, finished)) is not None}
     made = compiled(dict(sources.values()))
     codes = {path for path, (source, _) in sources.items() if _is_code(finished[path], made.get(source))}
     return Effects(
@@ -111,7 +111,7 @@ def with_effects(plain: Tree, effects: Effects, compiled: Compile) -> Tree:
             tree[effect.path] = _node(effect, plain, effects.epoch)
     sources = {}
     for effect in codes:
-        if (found := _source(effect.path, tree)) is None:
+        if (found := source_of(effect.path, tree)) is None:
             raise ValueError(f"{effect.path}: its source is not in the packages")
         sources[effect.path] = found
     made = compiled(dict(sources.values()))
@@ -259,7 +259,7 @@ def _entry(effect: Effect, epoch: int) -> TarEntry:
     )
 
 
-def _source(path: str, tree: Tree) -> tuple[str, bytes] | None:
+def source_of(path: str, tree: Tree) -> tuple[str, bytes] | None:
     """Path and content of the source of the .pyc *path*; None if it is no .pyc, or has no source."""
     if not (found := _CODE.fullmatch(path)):
         return None

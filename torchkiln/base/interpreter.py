@@ -98,8 +98,17 @@ def folder_name(base: LockedBase, standalone: LockedStandalone | None = None) ->
     return f"{name}-{standalone.digest.removeprefix('sha256:')}" if standalone else name
 
 
-def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | None = None) -> Interpreter:
+def interpreter(
+    base: LockedBase,
+    store: Store,
+    standalone: LockedStandalone | None = None,
+    *,
+    native: LockedBase | None = None,
+) -> Interpreter:
     """The Python of *base*, or the *standalone* one; extracted at the first call (~2 s, 60 MB).
+
+    :param native: the base for this machine's platform whose Python is extracted in place of that of *base*,
+        which is for another platform: byte-code depends on the version only.
 
     :raises BuildFailed: a blob is not in *store*, is damaged, or has no such Python.
     """
@@ -116,7 +125,8 @@ def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | N
             return found
         temporary = store.temporary("interpreter")
         try:
-            extract_python(store.blob(base.digest), base, temporary)
+            runs = native or base
+            extract_python(store.blob(runs.digest), runs, temporary)
             if standalone:
                 with GZIP.open(store.blob(standalone.digest)) as stream:
                     extract_standalone(stream, standalone.version, temporary, diff_id=standalone.diff_id)

@@ -74,7 +74,7 @@ class Scratch:
     keyring: Path  # a copy that apt's own user can read
 
     @contextlib.contextmanager
-    def running(self, onto: ExistingBase | None = None) -> Iterator[IO[bytes]]:
+    def running(self, onto: ExistingBase | Extraction | None = None) -> Iterator[IO[bytes]]:
         """The tar that mmdebstrap writes; see `command` and `running`."""
         root, folders = os.geteuid() == 0, (self.folder / "work", self.lists, self.debs)
         users, why = own_users(folders) if root else ((), "")
@@ -94,6 +94,14 @@ class ExistingBase:
     packages: tuple[str, ...] = ()  # to install
     debs: Path | None = None  # an indexed folder of .deb files, in place of the archive and the network
     queries: tuple[str, ...] = ()  # hooks that only query apt; mmdebstrap then writes no tar
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extraction:
+    """Packages of another platform, which are only downloaded and extracted: no program of them runs."""
+
+    architecture: str  # Debian's: "arm64"
+    packages: tuple[str, ...]  # "gcc=4:12.2.0-3"
 
 
 def build(
@@ -144,17 +152,19 @@ def command(
     *,
     unprivileged: bool,
     place: Scratch | None = None,
-    onto: ExistingBase | None = None,
+    onto: ExistingBase | Extraction | None = None,
     users: tuple[str, ...] = (),
 ) -> list[str]:
     """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
     :param place: apt's lists are copied there after the installation.
-    :param onto: install packages into this base, or query apt in it, instead of building a base.
+    :param onto: install packages into this base, or query apt in it, or only extract packages, instead of
+        building a base.
     :param users: see `own_users`.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
+    extraction, onto = (onto, None) if isinstance(onto, Extraction) else (None, onto)
     if onto and onto.queries:
         sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
@@ -177,6 +187,9 @@ def command(
         hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
         if onto.queries:
             restore, hooks = (), onto.queries
+    if extraction:
+        variant, packages, restore, hooks = "extract", extraction.packages, (), ()
+    when = "extract" if extraction else "customize"
     # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed; and
     # what scripts of packages leave running would not end with it.
     offline = ("--net",) if onto and onto.debs else ()
@@ -188,8 +201,8 @@ def command(
         f"--mode={'unshare' if unprivileged or users else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
-        f"--architectures={LINUX_AMD64.architecture}",
-        f"--format={'null' if onto and onto.queries else 'tar'}",
+        f"--architectures={extraction.architecture if extraction else LINUX_AMD64.architecture}",
+        f"--format={'null' if extraction or (onto and onto.queries) else 'tar'}",
         f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
@@ -197,7 +210,7 @@ def command(
         # The packages and lists are kept until they are copied.
         "--skip=check/signed-by,output/dev,essential/unlink,cleanup/apt",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_out, APT_CLEANING)),
+        *(f"--{when}-hook={hook}" for hook in (*restore, *hooks, *copy_out, APT_CLEANING)),
         recipe.suite,
         "-",
     ]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from torchkiln.base.archive import deb_path, read_committed, read_files, record_files
+from torchkiln.base.archive import deb_path, folder_of, read_committed, read_files, record_files
 from torchkiln.base.confined import confined
 from torchkiln.base.effects import (
     LIMIT,
@@ -35,6 +35,7 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import DebFile, LockedBase, LockedTools
+from torchkiln.model.platform import host_platform
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
@@ -68,13 +69,14 @@ def remake(
     :param path_of: the path of a package's file, which may be downloaded first.
     :raises BuildFailed: a file cannot be had, or the result is not *locked*.
     """
-    with _scratch(store) as (folder, spool):
+    with scratch_spool(store) as (folder, spool):
         with damage(f"the effects of {locked.digest[:19]} are damaged"):
             plain = plain_tree(debs, path_of, effects.rules, spool)
-            compiled = _compiling(base, plain if base is locked else None, store, folder)
+            own = base is locked and base.platform == host_platform().name
+            compiled = compiling(base, plain if own else None, store, folder)
             tree = with_effects(plain, effects, compiled)
         temporary = folder / "blob"
-        made = encode(IteratorFile(_tar(tree, effects)), temporary)
+        made = encode(IteratorFile(tar_of(tree, effects)), temporary)
         if made != blob_of(locked):
             raise BuildFailed(
                 f"the packages of {locked.os} do not give the locked blob: {mismatch(blob_of(locked), made)}"
@@ -125,7 +127,7 @@ def learn(images: Path | None, locked: Made, store: Store) -> None:
     if not isinstance(locked, LockedApt) and (files := read_files(images, locked, store)):
         record_files(store, files)
     if effects := read_effects(images, locked, store):
-        store.put_record(_records(locked), _name(effects.blob), document(effects))
+        put_effects(locked, effects, store)
 
 
 def describe(made: Made, base: LockedBase, debs: Sequence[DebFile], store: Store) -> Effects | None:
@@ -133,16 +135,16 @@ def describe(made: Made, base: LockedBase, debs: Sequence[DebFile], store: Store
     wanted = recipe(made.os)
     if not all((store.root / deb_path(deb)).is_file() for deb in debs):
         return None
-    with _scratch(store) as (folder, spool):
+    with scratch_spool(store) as (folder, spool):
         finished = _tree_in(made, store, spool)
         rules = UnpackRules(
             epoch=wanted.epoch, dpkg_options=wanted.dpkg_options, merged=_links_at_top(base, store)
         )
         plain = plain_tree(debs, lambda deb: store.root / deb_path(deb), rules, spool)
-        compiled = _compiling(base, None, store, folder)
+        compiled = compiling(base, None, store, folder)
         form: Form = "mmdebstrap" if made is base else "layer"
         effects = effects_of(plain, finished, rules, form=form, blob=made.digest, compiled=compiled)
-        again = encode(IteratorFile(_tar(with_effects(plain, effects, compiled), effects)), folder / "blob")
+        again = encode(IteratorFile(tar_of(with_effects(plain, effects, compiled), effects)), folder / "blob")
     return effects if again.digest == made.digest else None
 
 
@@ -153,7 +155,11 @@ def record_effects(
     if (effects := describe(made, base, debs, store)) is None:
         say(f"warning: {made.digest[:19]} cannot be made again from its packages: keep a copy of it")
     else:
-        store.put_record(_records(made), _name(effects.blob), document(effects))
+        put_effects(made, effects, store)
+
+
+def put_effects(made: Made, effects: Effects, store: Store) -> None:
+    store.put_record(_records(made), _name(effects.blob), document(effects))
 
 
 def read_effects(images: Path | None, found: Made, store: Store) -> Effects | None:
@@ -203,7 +209,7 @@ def effects_path(images: Path, found: Made) -> Path:
     if isinstance(found, LockedApt):
         return images / APT_EFFECTS
     name = f"{found.name}-effects" if isinstance(found, LockedTools) else "effects"
-    return images / f"base-{found.os}" / f"{name}.json.gz"
+    return images / folder_of(found) / f"{name}.json.gz"
 
 
 def blob_of(locked: Made) -> Blob:
@@ -240,7 +246,7 @@ def scratch_folder(store: Store, stem: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _scratch(store: Store) -> Iterator[tuple[Path, Spool]]:
+def scratch_spool(store: Store) -> Iterator[tuple[Path, Spool]]:
     """A folder of the cache, and a spool in it; both are deleted at the end."""
     with (
         scratch_folder(store, "base") as folder,
@@ -282,12 +288,15 @@ def _opened(artefact: Made, store: Store) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _tar(tree: Tree, effects: Effects) -> Iterator[bytes]:
+def tar_of(tree: Tree, effects: Effects) -> Iterator[bytes]:
     return mmdebstrap_tar(tree, effects.epoch) if effects.form == "mmdebstrap" else layer_tar(tree)
 
 
-def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path) -> Compile:
-    """A function that compiles with the Python of *base*: of its blob in *store*, or of its *tree*."""
+def compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path) -> Compile:
+    """A function that compiles with the Python of *base*: of its blob in *store*, or of its *tree*.
+
+    If *base* is for another platform, *store* has a Python for it: see `interpreter`.
+    """
 
     def compiled(sources: Mapping[str, bytes]) -> dict[str, bytes]:
         if not sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, TypeVar
@@ -22,13 +23,14 @@ from torchkiln.matrix.explain import Explanation, needs, reason, to_json
 from torchkiln.matrix.explain import explain as explanation_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import kept_archs, served_classes
-from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus
+from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus, refused
 from torchkiln.matrix.pick import pick as choose
 from torchkiln.matrix.public_record import record_notice, recorded
 from torchkiln.matrix.resolve import nearest_options, resolve
 from torchkiln.matrix.select import split, with_thin
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, TorchBuild
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.model.untrusted import USES
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
@@ -111,6 +113,8 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) 
     gpus = attempt(
         lambda: parse_gpus(split(gpu), facts.load()), "name the GPU by its compute capability: --gpu 9.0"
     )
+    if not chosen.platform and any(refused(each) == "aarch64" or each.jetson for each in gpus or ()):
+        chosen = replace(chosen, platform=chosen.grid()[0].platforms)
     found = attempt(chosen.cells, "torchkiln list --all shows every cell of the matrix")
     if parsed_driver is None or gpus is None or found is None:
         raise ConfigError.of(faults, hint="; ".join(faults.values()))
@@ -144,7 +148,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "source": build.source.value if build else None,
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
-        **_of_thin_image(cell),
+        **_more_of(cell),
         "archs": list(kept_archs(build.archs, cell.gpus)) if build else [],
         "capabilities": [kind.capability for kind in classes],
         "nearest": [{"torch": torch, "cuda": cuda} for torch, cuda in resolution.nearest],
@@ -156,9 +160,11 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     }
 
 
-def _of_thin_image(cell: Cell) -> dict[str, Any]:
-    own = {"own_use": True} if cell.own_use else {}
-    return {"gpus": list(cell.gpus), **own} if cell.gpus else {}
+def _more_of(cell: Cell) -> dict[str, Any]:
+    """The keys of a thin cell, and of one of another platform."""
+    more: dict[str, Any] = {"gpus": list(cell.gpus)} if cell.gpus else {}
+    more |= {"own_use": True} if cell.own_use else {}
+    return more | ({"platform": cell.platform} if cell.platform != DEFAULT_PLATFORM else {})
 
 
 def _columns(resolution: Resolution, images: Path) -> list[str]:
@@ -205,7 +211,9 @@ def _explained(explanation: Explanation, images: Path) -> str:
     cell, build = resolution.cell, resolution.build
     lines = [
         _field(
-            "cell", f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
+            "cell",
+            f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
+            + (f", {cell.platform}" if cell.platform != DEFAULT_PLATFORM else ""),
         ),
         _field("status", f"{resolution.status.value}: {explanation.reason}"),
     ]
@@ -300,7 +308,7 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
             "flavor": cell.flavor,
             "os": cell.os,
             "status": resolution.status.value,
-            **_of_thin_image(cell),
+            **_more_of(cell),
             "lockable": resolution.lockable,
             "against": list(offer.obstacles),
             "minding": list(offer.conditions),

@@ -19,7 +19,6 @@ from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, WheelLayer
-from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.recipe import PREFIX, USER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
@@ -283,7 +282,7 @@ def _bake_target(plan: ImagePlan) -> dict[str, Any]:
             "SOURCE_DATE_EPOCH": str(plan.epoch),
         },
         "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
-        "platforms": [LINUX_AMD64.name],
+        "platforms": [plan.locked.platform.name],
     }
 
 

@@ -24,8 +24,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchkiln.model.index import WheelMetadata
-from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.model.recipe import minor
+from torchkiln.model.platform import PLATFORMS
+from torchkiln.model.recipe import ImagePython
 from torchkiln.wheel.install import same_version
 
 _RECORDS = "agreed"
@@ -57,7 +57,7 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
         return
 
     metadata = {wheel.sha256: _metadata(wheel, store) for wheel in present}
-    if found := faults(locked.wheels, metadata, requested, locked.python.version):
+    if found := faults(locked.wheels, metadata, requested, locked.python):
         more = (f"and {len(found) - _SHOWN} more",) if len(found) > _SHOWN else ()
         raise BuildFailed(
             "\n".join(("the METADATA of the wheels conflicts with the lock:", *found[:_SHOWN], *more)),
@@ -81,13 +81,13 @@ def faults(
     wheels: Iterable[LockedWheel],
     metadata: Mapping[str, WheelMetadata],
     requested: Iterable[str],
-    python: str,
+    python: ImagePython,
 ) -> tuple[str, ...]:
     """A sentence for each conflict of METADATA with the lock, beginning with the wheel's file name.
 
     :param metadata: by the wheel's sha256; wheels that are missing here are not checked.
     :param requested: the requirements of the lock, which may have extras.
-    :param python: the image's, "3.11.2".
+    :param python: the image's.
     """
     locked = {wheel.name: wheel for wheel in wheels}
     extras = _extras(locked, metadata, requested, python)
@@ -99,20 +99,20 @@ def faults(
     return tuple(found)
 
 
-def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
+def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: ImagePython) -> Iterator[str]:
     """Conflicts of the wheel with its own METADATA or with the image's Python."""
     name, version = metadata.name, metadata.version
     if canonicalize_name(name) != wheel.name or not same_version(version, wheel.version):
         yield f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
     try:
-        if not SpecifierSet(metadata.requires_python).contains(python, prereleases=True):
-            yield f"requires a different Python: {python} not in {metadata.requires_python!r}"
+        if not SpecifierSet(metadata.requires_python).contains(python.version, prereleases=True):
+            yield f"requires a different Python: {python.version} not in {metadata.requires_python!r}"
     except InvalidSpecifier:
         yield f"invalid Requires-Python: {metadata.requires_python[:80]!r}"
 
 
 def _missing(
-    locked: Mapping[str, LockedWheel], metadata: WheelMetadata, extras: set[str], python: str
+    locked: Mapping[str, LockedWheel], metadata: WheelMetadata, extras: set[str], python: ImagePython
 ) -> Iterator[str]:
     """The requirements of a wheel with *extras* that the lock does not satisfy."""
     for text in metadata.requires:
@@ -134,7 +134,7 @@ def _extras(
     locked: Mapping[str, LockedWheel],
     metadata: Mapping[str, WheelMetadata],
     requested: Iterable[str],
-    python: str,
+    python: ImagePython,
 ) -> dict[str, set[str]]:
     """By package: its extras that *requested* or the locked wheels request."""
     found: dict[str, set[str]] = {name: set() for name in locked}
@@ -156,7 +156,7 @@ def _active(
     metadata: Mapping[str, WheelMetadata],
     name: str,
     extras: set[str],
-    python: str,
+    python: ImagePython,
 ) -> Iterator[Requirement]:
     """The requirements of *name* with *extras* whose markers apply and that request extras of a package."""
     own = metadata.get(locked[name].sha256)
@@ -171,7 +171,7 @@ def _active(
             yield requirement
 
 
-def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
+def _applies(requirement: Requirement, extras: set[str], python: ImagePython) -> bool:
     marker = requirement.marker
     if marker is None:
         return True
@@ -179,15 +179,15 @@ def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
     return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))
 
 
-def _environment(python: str) -> dict[str, str]:
-    """The values of environment markers (PEP 508) for CPython *python* on Linux."""
+def _environment(python: ImagePython) -> dict[str, str]:
+    """The values of environment markers (PEP 508) for CPython *python*."""
     return {
         "implementation_name": "cpython",
-        "implementation_version": python,
-        **LINUX_AMD64.markers,
+        "implementation_version": python.version,
+        **PLATFORMS[python.platform].markers,
         "platform_python_implementation": "CPython",
         "platform_release": "",
         "platform_version": "",
-        "python_full_version": python,
-        "python_version": minor(python),
+        "python_full_version": python.version,
+        "python_version": python.minor,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base import artefact, tools
+from torchkiln.base.interpreter import interpreter
 from torchkiln.base.remake import learn
 from torchkiln.engine.cache_claims import build_needs
 from torchkiln.engine.cuda_layers import missing_archives
@@ -18,6 +19,7 @@ from torchkiln.locks.lock import on_base
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.platform import host_platform
 from torchkiln.model.progress import Reporting
 
 
@@ -81,6 +83,11 @@ def provide(
         demand_reachable(plan, store, environment.fetcher)
         environment.archives.demand_reachable(missing_archives(plan, store))
     with fetching(wheels, store, environment.fetcher):
+        if locked.base.platform != host_platform().name:
+            native = artefact.native_base(sources.images, locked.base.os)
+            learn(sources.images, native, store)
+            artefact.ensure(native, store, locked_only=True, environ=environment.environ, report=report)
+            interpreter(locked.base, store, native=native)
         base, changes = artefact.ensure(
             locked.base, store, locked_only=sources.locked_only, environ=environment.environ, report=report
         )

@@ -17,6 +17,7 @@ from torchkiln.locks.file import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest, digest_of_json, parse_digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.recipe import RECIPE, STACK_RECIPE
 from torchkiln.model.report import Finding, SignedReport
 from torchkiln.smoke.expected import facts_of
@@ -67,6 +68,7 @@ def gpu_stack(locked: LockedCell) -> Digest:
             "python": locked.python.version,
             "standalone": locked.standalone.sha256 if locked.standalone else None,
             "libraries": {name: versions.get(name) for name in _LIBRARIES},
+            **({} if locked.platform is LINUX_AMD64 else {"platform": locked.platform.name}),
         }
     )
 

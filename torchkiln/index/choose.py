@@ -12,19 +12,19 @@ from packaging.version import Version
 from torchkiln.errors import Unresolvable
 from torchkiln.index.listing import ListedFile
 from torchkiln.model.index import MAX_FIELD, FileAt
-from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.platform import LINUX_AMD64, Platform
 from torchkiln.util.wheel_names import parse_wheel_filename
 
 
-def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
-    """The wheel tags that CPython *python* with *glibc* accepts, best first, in pip's order."""
+def tags_of(python: str, glibc: tuple[int, int], platform: Platform = LINUX_AMD64) -> tuple[Tag, ...]:
+    """The wheel tags that CPython *python* with *glibc* on *platform* accepts, best first, in pip's order."""
     major, minor = (int(part) for part in python.split(".")[:2])
     kinds: list[str] = []
     for level in range(glibc[1], 4, -1):
         kinds.append(f"manylinux_2_{level}")
-        if level in LINUX_AMD64.manylinux:
-            kinds.append(LINUX_AMD64.manylinux[level])
-    platforms = [LINUX_AMD64.wheel_tag(kind) for kind in (*kinds, "linux")]
+        if level in platform.manylinux:
+            kinds.append(platform.manylinux[level])
+    platforms = [platform.wheel_tag(kind) for kind in (*kinds, "linux")]
     interpreter = f"cp{major}{minor}"
     return (
         *cpython_tags((major, minor), abis=[interpreter], platforms=platforms),

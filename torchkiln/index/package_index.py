@@ -67,7 +67,7 @@ class PackageIndex:
         :raises Unresolvable: a release has no wheel for the image.
         :raises BuildFailed: an index is unavailable or at fault.
         """
-        metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc)
+        metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc, wanted.platform)
         linked = (NVIDIA,) if wanted.image else ()
 
         def wheel_of(pin: Pin) -> LockedWheel:
@@ -107,7 +107,7 @@ class PackageIndex:
         if not excludes_index(local):
             with suppress(Unresolvable) if local else nullcontext():
                 files, _ = self.pages.uploaded_before(wanted.as_of, name, Source.DEFAULT)
-        tags = None if sdist else tags_of(wanted.python, wanted.glibc)
+        tags = None if sdist else tags_of(wanted.python, wanted.glibc, wanted.platform)
         return newest_of(merged(files, local), allowed, wanted.python, tags)
 
     def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:

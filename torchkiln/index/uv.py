@@ -31,12 +31,10 @@ from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
 from torchkiln.model.cell import Source
 from torchkiln.model.index import IndexRequest, KnownWheel
-from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.places import HOW_TO_INSTALL
 
-PLATFORM = f"{LINUX_AMD64.machine}-manylinux_2_28"
 PINS = "pins.txt"
 NAME = "the-image"  # of the project
 MEMORY = 320 << 20  # bytes of memory that uv may use; a cell takes a quarter of that, one with vllm half
@@ -255,7 +253,7 @@ def _arguments(wanted: IndexRequest) -> list[str]:
         *("--color", "never"),
         "--no-progress",
         *("--only-binary", ":all:"),
-        *("--python-platform", PLATFORM),
+        *("--python-platform", f"{wanted.platform.machine}-manylinux_2_28"),
         *("--python-version", wanted.python),
         "--no-python-downloads",
         "--generate-hashes",

@@ -15,6 +15,7 @@ from torchkiln.model.device_code import cut_wheels
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
 from torchkiln.model.operating_system import base_name
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped, shown
 from torchkiln.util.strict_json import json_of
@@ -163,6 +164,9 @@ def _python_faults(document: Mapping[str, Any]) -> Iterator[str]:
     if archive != wanted:
         yield "standalone: not made from the archive in resolution.standalone"
     python = (standalone or base)["version" if standalone else "python"]
+    platforms = [found.get("platform", DEFAULT_PLATFORM) for found in (base, cell)]
+    if platforms[0] != platforms[1]:
+        yield f"base: for {platforms[0]}, but the cell needs {platforms[1]}"
     if base["os"] != system or not python.startswith(cell["python"] + "."):
         at, found = "standalone" if standalone else "base", f"{base['os']} with Python {python}"
         yield f"{at}: {found}, but the cell needs {system} with Python {cell['python']}"

@@ -22,7 +22,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.device_code import DeviceCode, cut_wheels
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.operating_system import DEFAULT_OS, base_name
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.model.recipe import DEVICE_CODE_RULE
 
 
@@ -128,7 +128,7 @@ class LockFolder:
 
     def _staleness(self, resolution: Resolution) -> tuple[str, ...]:
         cell = resolution.cell
-        base = base_name(cell.os)
+        base = cell.system
         return staleness(
             self.path,
             resolution,

@@ -29,6 +29,7 @@ from torchkiln.model.lock import (
     LockedWheel,
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
 from torchkiln.model.untrusted import TOOLKIT, is_untrusted
@@ -140,6 +141,7 @@ def lock(
             bound=bound if build.source is Source.PYTORCH and not known else (),
             known=known,
             image=True,
+            platform=PLATFORMS[cell.platform],
         )
     )
     if previous:  # another mirror may have other paths
@@ -228,6 +230,7 @@ def how_to_lock(cell: Cell, *, project: Path | None = None, by_record: bool = Fa
     words += [f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
+    words += [f"--platform {cell.platform}"] if cell.platform != DEFAULT_PLATFORM else []
     words += [f"--gpus {','.join(cell.gpus)}"] if cell.gpus else []
     words += ["--own-use"] if cell.own_use else []
     words += ["--public-record"] if by_record else []

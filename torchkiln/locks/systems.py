@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.base import archive, artefact, tools
+from torchkiln.base.foreign import build_foreign
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, learn
 from torchkiln.locks.lock import System, on_base
 from torchkiln.matrix.facts import Facts
-from torchkiln.model.cell import PythonArchive, Resolution
+from torchkiln.model.cell import Cell, PythonArchive, Resolution
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone, LockedTools, package_changes
-from torchkiln.model.operating_system import base_name
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
@@ -58,14 +59,14 @@ class Systems:
 
     def builds(self, resolution: Resolution) -> bool:
         """Whether `of` builds the base of *resolution*, which takes minutes."""
-        os_name = base_name(resolution.cell.os)
-        if os_name in self._bases:
+        system = resolution.cell.system
+        if system in self._bases:
             return False
-        return self._upgrade or artefact.read_lock(self._images, os_name) is None
+        return self._upgrade or artefact.read_lock(self._images, system) is None
 
     def of(self, resolution: Resolution, facts: Facts) -> System:
         """The base, tools, archives and standalone Python of *resolution*."""
-        base, toolkit = self._base(base_name(resolution.cell.os)), resolution.toolkit
+        base, toolkit = self._base(resolution.cell), resolution.toolkit
         return System(
             base=base,
             tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
@@ -79,21 +80,33 @@ class Systems:
         with self._report() as report:
             return self._pythons.make(resolution.standalone, resolution.cell.python, base, report)
 
-    def _base(self, os_name: str) -> LockedBase:
-        if os_name not in self._bases:
-            base = artefact.read_lock(self._images, os_name)
-            if base is None or self._upgrade:
-                own = None if self._upgrade else artefact.read_lock(IMAGES, os_name)
-                base = self._new(os_name, base) if own is None else self._own(own)
-            self._bases[os_name] = base
-        return self._bases[os_name]
+    def _base(self, cell: Cell, *, upgrade: bool | None = None) -> LockedBase:
+        """The locked base of *cell*; *upgrade*: rebuild it, by default as asked."""
+        system, upgrade = cell.system, self._upgrade if upgrade is None else upgrade
+        if system not in self._bases:
+            base = artefact.read_lock(self._images, system)
+            if base is None or upgrade:
+                own = None if upgrade else artefact.read_lock(IMAGES, system)
+                base = self._new(cell, base) if own is None else self._own(own)
+            if upgrade != self._upgrade:
+                return base
+            self._bases[system] = base
+        return self._bases[system]
 
-    def _new(self, os_name: str, present: LockedBase | None) -> LockedBase:
-        """The base of the archive's present packages, locked."""
+    def _new(self, cell: Cell, present: LockedBase | None) -> LockedBase:
+        """The base of the archive's present packages, locked; of another platform, see `foreign`."""
+        if cell.platform != DEFAULT_PLATFORM:
+            native = self._base(replace(cell, platform=DEFAULT_PLATFORM), upgrade=False)
+            learn(self._images, native, self._store)
+            with self._report() as report:
+                artefact.ensure(native, self._store, locked_only=True, environ=self._environ, report=report)
+                platform = PLATFORMS[cell.platform]
+                base = build_foreign(native, platform, self._store, environ=self._environ, report=report)
+            keep(self._images, base, self._store)
+            return base
+        wanted = recipe(cell.os)
         with self._report() as report:
-            base = artefact.rebuild(
-                recipe(os_name), self._store, environ=self._environ, locked=present, report=report
-            )
+            base = artefact.rebuild(wanted, self._store, environ=self._environ, locked=present, report=report)
         keep(self._images, base, self._store)
         return base
 
@@ -105,7 +118,7 @@ class Systems:
         if changes:
             keep(self._images, base, self._store)
             return base
-        folder = artefact.lock_path(IMAGES, own.os).parent
+        folder = artefact.lock_path(IMAGES, own.system).parent
         for path in sorted(folder.iterdir()):
             write_atomic(self._images / folder.name / path.name, path.read_bytes())
         return base

@@ -60,7 +60,7 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
         tag=tag_of(resolution) if build else None,
         aliases=aliases_of(resolution, matrix, facts),
         archs=kept_archs(build.archs, cell.gpus) if build else (),
-        gpus=tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names),
+        gpus=tuple((kind.capability, names) for kind in classes if (names := kind.names_on(cell.platform))),
         require_cuda=require_cuda(resolution) if build else None,
         needs=needs(resolution) if build else (),
         recorded=known,

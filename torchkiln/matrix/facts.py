@@ -18,6 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.model.cell import Toolkit
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.places import how_to_restore
 from torchkiln.util.schema import dotted, shipped
 from torchkiln.util.strict_json import read_file, text_of
@@ -59,6 +60,7 @@ class Variant:
     name: str  # "cu118"
     cuda: str  # "11.8"
     archs: tuple[str, ...]
+    aarch64: tuple[str, ...]  # those of the wheel for linux/arm64; empty: none, or not known
     bundled: bool  # CUDA's libraries are inside the wheel
     cudnn: str | None
     nccl: str | None
@@ -129,10 +131,18 @@ class GpuClass:
     last_branch: int | None  # None: still supported
     aarch64: tuple[str, ...]  # names of GPUs that exist only with an ARM host
 
+    tegra: tuple[str, ...]  # those of them on which no image runs
+
     @property
     def x86_names(self) -> tuple[str, ...]:
         """The names of the GPUs on which a linux/amd64 image can run."""
         return tuple(name for name in self.names if name not in self.aarch64)
+
+    def names_on(self, platform: str) -> tuple[str, ...]:
+        """The names of the GPUs on which an image for *platform* can run."""
+        if platform == LINUX_AMD64.name:
+            return self.x86_names
+        return tuple(name for name in self.names if name not in self.tegra)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,6 +307,7 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
                 name=name,
                 cuda=cuda_of(name),
                 archs=tuple(variant["archs"]),
+                aarch64=tuple(variant.get("aarch64", ())),
                 bundled=variant.get("bundled", False),
                 cudnn=known.get("cudnn"),
                 nccl=known.get("nccl"),
@@ -371,6 +382,7 @@ def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:
         first_branch=body.get("from"),
         last_branch=body.get("to"),
         aarch64=tuple(body.get("aarch64", ())),
+        tegra=tuple(body.get("tegra", ())),
     )
 
 

@@ -19,6 +19,7 @@ from torchkiln.model.cell import PythonArchive
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
 from torchkiln.model.operating_system import SYSTEMS, with_python
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.util import located_yaml
 from torchkiln.util.places import INSTALLED
 from torchkiln.util.schema import Path as SchemaPath
@@ -94,6 +95,7 @@ class Matrix:
     aliases: Aliases
     bounds: tuple[Bound, ...]
     policy: Policy
+    platforms: tuple[str, ...] = (DEFAULT_PLATFORM,)
     # The folder of the file, which may also have rootfs/ and templates/; None: not read from a file.
     folder: Path | None = field(default=None, compare=False)
 
@@ -186,6 +188,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         aliases=Aliases(**data.get("aliases", {})),
         bounds=tuple(Bound(**bound) for bound in data.get("bounds", ())),
         policy=policy_of(data.get("policy", {})),
+        platforms=tuple(data.get("platforms", (DEFAULT_PLATFORM,))),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchkiln.errors import ConfigError, NothingSelected
@@ -16,7 +16,7 @@ from torchkiln.matrix.facts import Facts, GpuClass
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for
 from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.device_code import Gpus
-from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.platform import LINUX_AMD64, PLATFORMS, Platform
 from torchkiln.util.versions import major_of, nearest, numbers
 
 # The obstacles and conditions, and how they name a GPU; the pages of `ls --site` use them, too.
@@ -38,6 +38,10 @@ SENTENCES = {
     "other-index": "needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)",
 }
 
+_TEGRA = {  # not on the pages, which have only images for x86-64
+    "tegra": "{gpu} is not supported: CUDA for {machine} is built for ARM servers (sbsa), not for Tegra"
+}
+_UNKNOWN = GpuClass(capability="", names=(), first_branch=None, last_branch=None, aarch64=(), tegra=())
 _BRAND = {"nvidia", "geforce", "tesla", "grid", "sff"}  # optional words in the names of GPUs
 _SERIES = {"rtx", "gtx", "quadro"}  # optional: "3090", "A6000"
 _WHOLE = {"rtx", "titan"}  # not optional before these: "RTX 6000" is not "Quadro RTX 6000"
@@ -126,8 +130,10 @@ def pick(resolutions: Iterable[Resolution], driver: DriverVersion, gpus: Sequenc
     Best first: the newest torch; then builds of the default index; then those that need no compatibility
     mode; then the newest CUDA; then runtime; then images for all GPUs.
     """
-    host = tuple(fault for gpu in gpus for fault in _host_faults(driver, gpu))
-    candidates = [_candidate(resolution, driver, gpus) for resolution in resolutions]
+    found = tuple(resolutions)
+    platforms = tuple(PLATFORMS[name] for name in sorted({each.cell.platform for each in found}))
+    host = tuple(fault for gpu in gpus for fault in _host_faults(driver, gpu, platforms))
+    candidates = [_candidate(resolution, driver, gpus, elsewhere=not host) for resolution in found]
     runs = [] if host else [candidate for candidate in candidates if not candidate.obstacles]
     fails = [candidate for candidate in candidates if candidate.obstacles or host]
     runs.sort(key=lambda candidate: _rank(candidate.resolution, driver), reverse=True)
@@ -145,27 +151,34 @@ def _rank(
     return (numbers(cell.torch), on_default_index, full, numbers(cell.cuda), runtime, not cell.gpus)
 
 
-def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
+def _host_faults(driver: DriverVersion, gpu: Gpu, platforms: Sequence[Platform]) -> Iterable[str]:
     first, last = gpu.kind.first_branch, gpu.kind.last_branch
-    if refusal := refused(gpu):
-        yield _say(refusal, gpu=gpu.name, machine=LINUX_AMD64.machine)
+    refusals = [(refused(gpu, platform), platform.machine) for platform in platforms]
+    if refusals and all(refusal for refusal, _ in refusals):
+        refusal, machine = refusals[-1]
+        yield _say(refusal, gpu=gpu.name, machine=machine)
     if first and driver.branch < first:
         yield _say("too-early", driver=driver.version, gpu=_called(gpu), branch=first)
     if last and driver.branch > last:
         yield _say("too-late", driver=driver.version, gpu=_called(gpu), branch=last)
 
 
-def refused(gpu: Gpu) -> Literal["jetson", "aarch64", ""]:
-    """Why no image runs on a host with *gpu*, as a key of SENTENCES; empty: images may run."""
+def refused(gpu: Gpu, platform: Platform = LINUX_AMD64) -> Literal["jetson", "tegra", "aarch64", ""]:
+    """Why no image for *platform* runs on a host with *gpu*, as a key of the sentences; "": some may."""
+    if platform != LINUX_AMD64:
+        return "tegra" if gpu.jetson and gpu.name not in gpu.kind.names_on(platform.name) else ""
     of_arm = gpu.name in (*gpu.kind.aarch64, gpu.kind.capability if not gpu.kind.x86_names else "")
     return "jetson" if gpu.jetson else "aarch64" if of_arm and gpu.kind.names else ""
 
 
 def _say(sentence: str, **values: object) -> str:
-    return SENTENCES[sentence].format(**values)
+    return (SENTENCES | _TEGRA)[sentence].format(**values)
 
 
-def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu]) -> Candidate:
+def _candidate(
+    resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu], *, elsewhere: bool
+) -> Candidate:
+    """*resolution* on the host; *elsewhere*: images for another platform may run on it."""
     build, minimum, full = resolution.build, resolution.min_driver, resolution.full_driver
     if build is None or minimum is None or full is None:
         return Candidate(resolution=resolution, obstacles=(resolution.why_unavailable,), conditions=())
@@ -179,9 +192,11 @@ def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu
         conditions.append(_say("part-of-branch", minimum=minimum, driver=version))
     if at_min != "no" and at_full == "no":
         conditions.append(_say("compatibility", full=full))
+    platform = PLATFORMS[resolution.cell.platform]
     for gpu in gpus:
-        if gpu.jetson:
-            continue  # no host with one runs any image
+        if refusal := refused(gpu, platform):
+            obstacles += [_say(refusal, gpu=gpu.name, machine=platform.machine)] if elsewhere else []
+            continue
         how, name = how_served(build.archs, gpu.kind.capability), _called(gpu)
         if not is_kept_for(gpu.kind.capability, resolution.cell.gpus):
             obstacles.append(_say("not-kept", kept=kept, gpu=name))
@@ -203,7 +218,7 @@ def _by_capability(text: str, facts: Facts) -> Gpu | None:
     capability = f"{code[1]}.{code[2]}" if code else text.strip()
     if not re.fullmatch(r"\d+\.\d", capability):
         return None
-    unknown = GpuClass(capability=capability, names=(), first_branch=None, last_branch=None, aarch64=())
+    unknown = replace(_UNKNOWN, capability=capability)
     kind = next((kind for kind in facts.gpus if kind.capability == capability), unknown)
     return Gpu(name=capability, kind=kind)
 
@@ -228,8 +243,7 @@ def _jetson(text: str) -> Gpu | None:
     """A Jetson module that the facts do not have, or None. Its capability does not matter."""
     if not _JETSON & set(_words(text)):
         return None
-    unknown = GpuClass(capability="", names=(), first_branch=None, last_branch=None, aarch64=())
-    return Gpu(name=text.strip(), kind=unknown, jetson=True)
+    return Gpu(name=text.strip(), kind=_UNKNOWN, jetson=True)
 
 
 def _spellings(name: str) -> list[list[str]]:

@@ -19,6 +19,7 @@ from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.os_tools import missing_compiler, tools_of
 from torchkiln.model.cell import Cell, Constraint, Limit, Resolution, Source, Status, Toolkit, TorchBuild
 from torchkiln.model.operating_system import DEFAULT_OS
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 
@@ -28,6 +29,8 @@ def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
         if bound.covers(cell):
             return _unavailable(cell, matrix, facts, f"known to fail: {bound.reason}")
     release = facts.releases[cell.torch]
+    if why := _why_not_on_platform(cell, release):
+        return _unavailable(cell, matrix, facts, why)
     candidates = sorted(_candidates(cell, release), key=lambda build: _rank(build, cell, matrix))
     if not candidates:
         return _unavailable(cell, matrix, facts, _why_none(cell, release, facts))
@@ -63,6 +66,8 @@ def nearest_options(resolution: Resolution) -> tuple[str, ...]:
     """The options that select the cells nearest to that of *resolution*, which is unavailable."""
     os_name = resolution.cell.os
     of_os = "" if os_name == DEFAULT_OS else f" --os {os_name}"
+    platform = resolution.cell.platform
+    of_os += "" if platform == DEFAULT_PLATFORM else f" --platform {platform}"
     return tuple(f"--torch {torch} --cuda {cuda}{of_os}" for torch, cuda in resolution.nearest)
 
 
@@ -81,17 +86,18 @@ def _candidates(cell: Cell, release: Release) -> Iterable[TorchBuild]:
         return
     for variant in release.variants:
         same_major = major_of(variant.cuda) == major_of(cell.cuda)
-        if same_major and numbers(variant.cuda) >= numbers(cell.cuda):
-            yield _build(release, variant)
+        archs = variant.archs if cell.platform == DEFAULT_PLATFORM else variant.aarch64
+        if archs and same_major and numbers(variant.cuda) >= numbers(cell.cuda):
+            yield _build(release, variant, archs)
 
 
-def _build(release: Release, variant: Variant) -> TorchBuild:
+def _build(release: Release, variant: Variant, archs: tuple[str, ...]) -> TorchBuild:
     return TorchBuild(
         version=f"{release.version}+{variant.name}",
         variant=variant.name,
         cuda=variant.cuda,
         source=Source.DEFAULT if variant.name == release.default.variant else Source.PYTORCH,
-        archs=variant.archs,
+        archs=archs,
         # For some builds of PyTorch's own index only cuDNN's major is known; the tag contains only that.
         cudnn=variant.cudnn or release.cudnn_major,
         nccl=variant.nccl,
@@ -185,10 +191,12 @@ def _limits(cell: Cell, build: TorchBuild, facts: Facts, traps: Sequence[Trap]) 
     if cell.own_use:
         yield Limit(fact="rules.own-use")
     served = served_classes(build.archs, facts.gpus, cell.gpus)
-    if unserved := [gpus.capability for gpus in facts.gpus if gpus not in served and gpus.x86_names]:
+    if unserved := [
+        gpus.capability for gpus in facts.gpus if gpus not in served and gpus.names_on(cell.platform)
+    ]:
         yield Limit(fact="rules.unserved", values=tuple(unserved))
     floor = int(major_of(facts.floors[major_of(cell.cuda)].driver))
-    young = [gpus for gpus in served if gpus.x86_names and (gpus.first_branch or 0) > floor]
+    young = [gpus for gpus in served if gpus.names_on(cell.platform) and (gpus.first_branch or 0) > floor]
     if young:
         values = tuple(f"{gpus.capability}:{gpus.first_branch}" for gpus in young)
         yield Limit(fact="rules.young-gpu", values=values)
@@ -216,6 +224,23 @@ def _why_unserved(cell: Cell, build: TorchBuild, facts: Facts) -> str:
     if not without:
         return ""
     return f"{build.version} has no code for capability {', '.join(without)}, only for {', '.join(served)}"
+
+
+def _why_not_on_platform(cell: Cell, release: Release) -> str:
+    """Why no image of *cell* is built for its platform, as a clause; empty: that does not matter."""
+    platform = PLATFORMS[cell.platform]
+    if cell.platform == DEFAULT_PLATFORM:
+        return ""
+    if numbers(cell.torch) < numbers(platform.first_torch):
+        first = platform.first_torch
+        return f"torch {cell.torch} has no CUDA wheels for {platform.name}; the first that has is {first}"
+    if not any(variant.aarch64 for variant in release.variants):
+        return f"torchkiln does not know the device code of torch {cell.torch} for {platform.name}"
+    if cell.flavor != "runtime" or cell.os != DEFAULT_OS or cell.gpus:
+        return (
+            f"images for {platform.name} have the flavor runtime, the system {DEFAULT_OS}, and all GPU code"
+        )
+    return ""
 
 
 def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
@@ -264,6 +289,8 @@ def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str],
         builds = _candidates(other, facts.releases[torch])
         build = min(builds, key=lambda build: _rank(build, other, matrix), default=None)
         bounded = any(bound.covers(other) for bound in matrix.bounds)
+        if _why_not_on_platform(other, facts.releases[torch]):
+            return False
         if bounded or build is None or missing_compiler(other, facts):
             return False
         return not _why_unserved(other, build, facts)

@@ -18,10 +18,11 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.operating_system import DEFAULT_OS
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.util.versions import DOTTED, minor_of, nearest, newest, numbers
 
 DEFAULT_FLAVOR = "runtime"
-_OPTIONS = ("torch", "cuda", "flavor", "os", "python")
+_OPTIONS = ("torch", "cuda", "flavor", "os", "python", "platform")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,7 @@ class Selection:
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
     python: tuple[str, ...] = ()  # "3.13": the systems of the matrix that have it
+    platform: tuple[str, ...] = ()  # "linux/arm64"
     gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` for the matrix's `gpus`
     own_use: bool = False
     every: bool = False
@@ -43,8 +45,9 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
     A version prefix selects the newest matching version that has a cell with the other option: torch ``2.7``
     selects the newest 2.7, and CUDA ``12`` the newest CUDA 12 of that release. torch ``2`` is ambiguous.
-    Defaults: every torch and CUDA, the runtime flavor, and debian12 or the systems with the named Python.
-    ``every`` selects all flavors and systems. Each cell gets the named GPUs.
+    Defaults: every torch and CUDA, the runtime flavor, debian12 or the systems with the named Python, and
+    linux/amd64. ``every`` selects all flavors, systems, and platforms that have the torch. Each cell gets the
+    named GPUs.
 
     :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
     :raises ConfigError: lists all values that are ambiguous or that the matrix does not have.
@@ -71,6 +74,10 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     # A Python alone selects every system that has it.
     every_system = selection.every or "python" in named
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, every_system, faults)
+    every_platform = selection.every and "platform" not in named
+    platforms = _words(
+        "platform", named.get("platform"), matrix.platforms, DEFAULT_PLATFORM, every_platform, faults
+    )
     systems = _with_python(named.get("python"), systems, matrix, faults)
     pairs = [(torch, cuda) for torch, cuda in matrix.pairs if torch in torches and cuda in cudas]
     if "torch" in named and "cuda" in named and not faults:  # an unknown torch has no cell with any CUDA
@@ -86,13 +93,16 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             python=choice.python,
             gpus=gpus,
             own_use=selection.own_use,
+            platform=platform,
         )
-        for (torch, cuda), flavor, choice, gpus in product(
+        for (torch, cuda), flavor, choice, gpus, platform in product(
             pairs,
             (flavor for flavor in matrix.flavors if flavor in flavors),
             (choice for choice in matrix.os if choice.name in systems),
             ((), *matrix.gpus) if selection.every and not selection.gpus else (selection.gpus,),
+            (platform for platform in matrix.platforms if platform in platforms),
         )
+        if not every_platform or numbers(torch) >= numbers(PLATFORMS[platform].first_torch)
     )
 
 

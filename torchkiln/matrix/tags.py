@@ -18,12 +18,15 @@ from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.layer import split_format, tag_suffix
 from torchkiln.model.operating_system import DEFAULT_OS, NAMES
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.util.versions import major_of, minor_of
 
+_PLATFORMS = {platform.suffix: name for name, platform in PLATFORMS.items()}  # by the suffix in tags
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
+_SUFFIX = "|".join(map(re.escape, sorted(_PLATFORMS, reverse=True)))
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
-    rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{NAMES}))?"
+    rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?P<suffix>{_SUFFIX})(?:-(?P<os>{NAMES}))?"
 )
 
 _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # such a name looks like an image's own tag
@@ -32,15 +35,15 @@ _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # such a name looks like an ima
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``.
 
-    The GPUs of a thin image and any OS but debian12 follow: ``-runtime-sm90-ubuntu22.04``,
-    ``-runtime-python312-debian12``.
+    The GPUs of a thin image, any platform but linux/amd64 and any OS but debian12 follow:
+    ``-runtime-sm90-ubuntu22.04``, ``-runtime-arm64``, ``-runtime-python312-debian12``.
 
     :raises ValueError: the cell is unavailable.
     """
     cell, build = resolution.cell, resolution.build
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
-    suffix = f"{suffix_of(cell)}{_os_suffix(cell.os)}"
+    suffix = f"{suffix_of(cell)}{_suffix(cell)}"
     return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{suffix}"
 
 
@@ -54,6 +57,7 @@ class ParsedTag:
     os: str
     gpus: Gpus = ()  # of a thin image, ("8.0", "9.0")
     own_use: bool = False
+    platform: str = DEFAULT_PLATFORM
 
 
 def parse_name(tag: str) -> ParsedTag | None:
@@ -69,6 +73,7 @@ def parse_name(tag: str) -> ParsedTag | None:
         os=found["os"] or DEFAULT_OS,
         gpus=gpus,
         own_use=found["own_use"] is not None,
+        platform=_PLATFORMS[found["suffix"]],
     )
 
 
@@ -110,7 +115,7 @@ def _aliases(image: Cell | ParsedTag, matrix: Matrix) -> dict[str, str]:
         templates["newest_torch"] = matrix.aliases.newest_torch
     values = {"torch": image.torch, "minor": minor_of(image.torch), "cuda": image.cuda}
     return {
-        rule: template.format(**values, flavor=image.flavor) + _os_suffix(image.os)
+        rule: template.format(**values, flavor=image.flavor) + _suffix(image)
         for rule, template in templates.items()
         if template
     }
@@ -139,7 +144,9 @@ def find_cell(name: str, matrix: Matrix, facts: Facts) -> Cell | None:
     if parsed is not None:
         return _by_tag(name, parsed, matrix, facts)
     for cell in all_cells(matrix):
-        named = ParsedTag(torch=cell.torch, cuda=cell.cuda, flavor=cell.flavor, os=cell.os)
+        named = ParsedTag(
+            torch=cell.torch, cuda=cell.cuda, flavor=cell.flavor, os=cell.os, platform=cell.platform
+        )
         # The first test is fast, and false for nearly every cell.
         if name in names_of(named, matrix) and name in aliases_of(
             resolve(cell, matrix, facts), matrix, facts
@@ -149,9 +156,9 @@ def find_cell(name: str, matrix: Matrix, facts: Facts) -> Cell | None:
 
 
 def _by_tag(tag: str, parsed: ParsedTag, matrix: Matrix, facts: Facts) -> Cell | None:
-    named = (parsed.torch, parsed.cuda, parsed.flavor, parsed.os)
+    named = (parsed.torch, parsed.cuda, parsed.flavor, parsed.os, parsed.platform)
     for plain in all_cells(matrix):
-        if (plain.torch, plain.cuda, plain.flavor, plain.os) == named:
+        if (plain.torch, plain.cuda, plain.flavor, plain.os, plain.platform) == named:
             cell = replace(plain, gpus=parsed.gpus, own_use=parsed.own_use)
             resolution = resolve(cell, matrix, facts)
             return cell if resolution.build and tag_of(resolution) == tag else None
@@ -220,7 +227,7 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
                 re.escape(text.lower()) + (fields[name] if name else "")
                 for text, name, _, _ in Formatter().parse(rule)
             )
-            + f"(-(?:{NAMES}))?"
+            + f"({_SUFFIX})(-(?:{NAMES}))?"
         )
         for rule in rules
         if rule
@@ -236,9 +243,10 @@ def _is_newest(cell: Cell, pairs: Collection[Pair], matrix: Matrix, facts: Facts
 
 def _is_available(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:
     """Whether *cell* with another torch and CUDA is available."""
-    other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
+    other = replace(cell, torch=torch, cuda=cuda)
     return resolve(other, matrix, facts).status is not Status.UNAVAILABLE
 
 
-def _os_suffix(os: str) -> str:
-    return "" if os == DEFAULT_OS else f"-{os}"
+def _suffix(image: Cell | ParsedTag) -> str:
+    of_os = "" if image.os == DEFAULT_OS else f"-{image.os}"
+    return f"{PLATFORMS[image.platform].suffix}{of_os}"

@@ -11,6 +11,8 @@ from msgspec import Meta
 from torchkiln.model import fields
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
+from torchkiln.model.operating_system import base_name
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.util import codec
 
 
@@ -26,6 +28,12 @@ class Cell:
     # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
     gpus: Gpus = ()
     own_use: bool = False  # NVIDIA's libraries are cut, too; their licence may allow this for own use only
+    platform: fields.PlatformName = DEFAULT_PLATFORM
+
+    @property
+    def system(self) -> str:
+        """The name of its base in folders: "debian12", on another platform "debian12-arm64"."""
+        return f"{base_name(self.os)}{PLATFORMS[self.platform].suffix}"
 
 
 class Status(str, Enum):

@@ -33,6 +33,7 @@ OsName = Annotated[
         description='a system, "debian12" or "python312-debian12"',
     ),
 ]
+PlatformName = Annotated[str, Meta(pattern=r"^linux/(amd64|arm64)$", description='a platform, "linux/arm64"')]
 Line = Annotated[
     str,
     Meta(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 
 from torchkiln.errors import printable
+from torchkiln.model.platform import LINUX_AMD64, Platform
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,7 @@ class IndexRequest:
     local: tuple[LocalWheel, ...] = ()  # wheels that fit the image, at most one of each version
     # record paths and NVIDIA's libraries; not for projects, whose seal would depend on the mirror
     image: bool = False
+    platform: Platform = LINUX_AMD64
 
 
 METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000

@@ -13,6 +13,7 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS, Platform
 from torchkiln.model.recipe import ImagePython, minor
 from torchkiln.util import codec
 
@@ -99,6 +100,12 @@ class LockedBase:
     encoder: fields.Line  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})
     untrusted: bool = False  # its packages came from an untrusted archive
+    platform: fields.PlatformName = DEFAULT_PLATFORM
+
+    @property
+    def system(self) -> str:
+        """Its name in folders: "debian12", on another platform "debian12-arm64"."""
+        return f"{self.os}{PLATFORMS[self.platform].suffix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,10 +194,15 @@ class LockedCell:
     standalone: LockedStandalone | None = None  # None: the image runs the base's Python
 
     @property
+    def platform(self) -> Platform:
+        return PLATFORMS[self.resolution.cell.platform]
+
+    @property
     def python(self) -> ImagePython:
         """The Python of the image's environment, for which its packages are installed."""
         version = self.standalone.version if self.standalone else self.base.python
-        return ImagePython(version=version, folder=minor(self.base.python))
+        platform = self.resolution.cell.platform
+        return ImagePython(version=version, folder=minor(self.base.python), platform=platform)
 
     @property
     def artefacts(self) -> tuple[LockedBase | LockedTools | LockedStandalone, ...]:

@@ -1,11 +1,12 @@
 """Defines the platforms that images are built for, with the name that each tool uses.
 
 `runtimes/sandbox.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
-system call tables, or run without torchkiln.
+system call tables, or run without torchkiln. A new platform also needs its name in `data/matrix.schema.json`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,8 +18,12 @@ class Platform:
     machine: str  # of uname, markers and wheel tags: "x86_64"
     cuda: str  # NVIDIA's: "x86_64", in "linux-x86_64" and "targets/x86_64-linux"
     loader: str  # the dynamic loader: "ld-linux-x86-64.so.2"
+    cache_flags: int  # of its libraries in /etc/ld.so.cache
     cached: str  # the mark of its libraries in `ldconfig -p`: "libc6,x86-64"
     manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: the legacy tags in PEP 600
+    suffix: str = ""  # in tags, and of the folders of bases
+    lacking: frozenset[str] = frozenset()  # packages of the default platform's bases that Debian lacks for it
+    first_torch: str = "0"  # the first release with CUDA wheels for it on the default index
 
     @property
     def name(self) -> str:
@@ -31,9 +36,14 @@ class Platform:
         return {"architecture": self.architecture, "os": self.os}
 
     @property
+    def multiarch(self) -> str:
+        """Debian's name of the platform."""
+        return f"{self.machine}-linux-gnu"
+
+    @property
     def libraries(self) -> str:
         """Debian's folder of libraries."""
-        return f"usr/lib/{self.machine}-linux-gnu"
+        return f"usr/lib/{self.multiarch}"
 
     @property
     def markers(self) -> dict[str, str]:
@@ -56,6 +66,30 @@ LINUX_AMD64 = Platform(
     machine="x86_64",
     cuda="x86_64",
     loader="ld-linux-x86-64.so.2",
+    cache_flags=0x303,
     cached="libc6,x86-64",
     manylinux={17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"},
 )
+LINUX_ARM64 = Platform(
+    os="linux",
+    architecture="arm64",
+    machine="aarch64",
+    cuda="sbsa",
+    loader="ld-linux-aarch64.so.1",
+    cache_flags=0xA03,
+    cached="libc6,AArch64",
+    manylinux={17: "manylinux2014"},
+    suffix="-arm64",
+    lacking=frozenset({"libquadmath0"}),
+    first_torch="2.11",
+)
+PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in (LINUX_AMD64, LINUX_ARM64)}
+
+DEFAULT_PLATFORM = LINUX_AMD64.name
+"""The platform whose tags have no suffix, and which documents omit."""
+
+
+def host_platform() -> Platform:
+    """The platform of this machine, whose programs run here; the default for an unsupported machine."""
+    machine = os.uname().machine
+    return next((platform for platform in PLATFORMS.values() if platform.machine == machine), LINUX_AMD64)

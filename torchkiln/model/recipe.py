@@ -31,11 +31,12 @@ class ImagePython:
 
     version: str  # full, "3.12.8"
     folder: str  # the version in the name of the folder, "3.11"
+    platform: str = "linux/amd64"
 
     @classmethod
-    def of_base(cls, version: str) -> ImagePython:
+    def of_base(cls, version: str, platform: str = "linux/amd64") -> ImagePython:
         """The base's own Python, of *version* "3.11.2"."""
-        return cls(version=version, folder=minor(version))
+        return cls(version=version, folder=minor(version), platform=platform)
 
     @property
     def of_another(self) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import DEFAULT_FORMAT, ImageLayer, LayerFormat
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
-from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import of_format
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -80,7 +79,7 @@ def digest_of(data: bytes) -> Digest:
 def _config(plan: ImagePlan, layers: Sequence[ImageLayer]) -> dict[str, Any]:
     created = _rfc3339(plan.epoch)
     return {
-        **LINUX_AMD64.oci,
+        **plan.locked.platform.oci,
         "created": created,
         "config": _runtime_config(plan.config),
         "rootfs": {"type": "layers", "diff_ids": [layer.blob.diff_id for layer in layers]},

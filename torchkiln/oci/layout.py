@@ -23,16 +23,16 @@ from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.layer import DEFAULT_FORMAT, BuiltImage, ImageLayer, LayerFormat
 from torchkiln.model.plan import ImagePlan
-from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.platform import LINUX_AMD64, Platform
+from torchkiln.oci import platform_index
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import check_directory, check_file, descriptors, diff_ids, read_document
-from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, digest_of
+from torchkiln.oci.platform_index import INDEX_TYPE, REF_NAME, index_document, name_in
 from torchkiln.util.files import folder_at, named, replacing
 from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import holds
 
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-REF_NAME = "org.opencontainers.image.ref.name"
 _LOCKS = "locks"
 _LISTED = 20  # most names in a message
 VERSION = {"imageLayoutVersion": "1.0.0"}
@@ -58,6 +58,10 @@ class ImageOnDisk:
     config_path: Path
     config: Mapping[str, Any] = field(hash=False)
     layers: tuple[LayerOnDisk, ...]
+
+    @property
+    def platform(self) -> Platform:
+        return platform_index.platform_of(self.config)
 
     @property
     def layer_format(self) -> LayerFormat:
@@ -93,7 +97,8 @@ def write_image(
             _replace(target.blob(digest_of(document)), document)
         if lock:
             _replace(target.lock(documents.manifest_digest), lock)
-        if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
+        size, platform = len(documents.manifest), plan.locked.platform
+        if target.name_image(names, documents.manifest_digest, size, platform):
             # An unreadable image may need any blob: then all are kept, and `verify` reports it.
             with contextlib.suppress(VerificationFailed):
                 _prune(target)
@@ -166,15 +171,24 @@ class Layout:
         return self.path / _LOCKS / f"{manifest.removeprefix('sha256:')}.json"
 
     def entries(self) -> tuple[Mapping[str, Any], ...]:
-        """The descriptors in index.json.
+        """The descriptors in index.json; in place of an index, its image for the default platform.
 
-        :raises VerificationFailed: index.json is missing or malformed.
+        :raises VerificationFailed: index.json or such an index is missing or malformed.
         """
+
+        def members(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+            digest = Digest(entry["digest"])
+            return descriptors(self.blob(digest), "manifests", self._document(digest))
+
+        return tuple(platform_index.split(self.written_entries(), members))
+
+    def written_entries(self) -> tuple[Mapping[str, Any], ...]:
+        """The descriptors in index.json as they are."""
         return descriptors(self.path / "index.json", "manifests", read_document(self.path / "index.json"))
 
     def refs(self) -> dict[str, Digest]:
         """Every name in the layout -> the digest of its manifest, in the order of the index."""
-        named = ((_ref(entry), Digest(entry["digest"])) for entry in self.entries())
+        named = ((name_in(entry), Digest(entry["digest"])) for entry in self.entries())
         return {name: digest for name, digest in named if name is not None}
 
     def image(self, ref: str | None = None) -> ImageOnDisk:
@@ -213,26 +227,24 @@ class Layout:
             ),
         )
 
-    def name_image(self, names: Sequence[str], manifest: Digest, size: int) -> bool:
+    def name_image(
+        self, names: Sequence[str], manifest: Digest, size: int, platform: Platform = LINUX_AMD64
+    ) -> bool:
         """Make *names* refer to *manifest*; the caller holds the lock.
 
         Returns whether one of them referred to another image before.
         """
         before = self.entries()
-        others = [entry for entry in before if _ref(entry) not in names]
+        others = [entry for entry in before if name_in(entry) not in names]
         # An unnamed entry of the same image is redundant once the image has a name.
-        others = [entry for entry in others if _ref(entry) is not None or entry["digest"] != manifest]
-        named = [
-            {
-                **descriptor(MANIFEST_TYPE, manifest, size),
-                "platform": LINUX_AMD64.oci,
-                "annotations": {REF_NAME: name},
-            }
-            for name in dict.fromkeys(names)
-        ]
-        entries = sorted([*others, *named], key=lambda entry: (_ref(entry) or "", entry["digest"]))
+        others = [entry for entry in others if name_in(entry) is not None or entry["digest"] != manifest]
+        new = (platform_index.entry_of(manifest, size, platform, **{REF_NAME: name}) for name in {*names})
+        entries = sorted([*others, *new], key=lambda entry: (name_in(entry) or "", entry["digest"]))
+        entries, indexes = platform_index.joined(entries)
+        for document in indexes:
+            _replace(self.blob(digest_of(document)), document)
         _replace(self.path / "index.json", canonical_json(index_document(entries)))
-        return any(entry["digest"] != manifest for entry in before if _ref(entry) in names)
+        return any(entry["digest"] != manifest for entry in before if name_in(entry) in names)
 
     def needed(self) -> set[Digest]:
         """Every blob that index.json refers to, directly or indirectly.
@@ -240,7 +252,7 @@ class Layout:
         :raises VerificationFailed: a document cannot be read.
         """
         reached: set[Digest] = set()
-        waiting = list(self.entries())
+        waiting = list(self.written_entries())
         while waiting:
             entry = waiting.pop()
             digest = Digest(entry["digest"])
@@ -272,17 +284,12 @@ class Layout:
             return ref, refs[ref]
         for entry in self.entries():
             if entry["digest"] == ref:
-                return _ref(entry) or ref, Digest(ref)
+                return name_in(entry) or ref, Digest(ref)
         import difflib
 
         close = difflib.get_close_matches(ref, refs, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else known
         raise ConfigError(f"{self.path}: no such image: {ref!r}", hint=hint)
-
-
-def index_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An image index with the descriptors *entries*."""
-    return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(entries)}
 
 
 @contextlib.contextmanager
@@ -385,8 +392,3 @@ def _deleted(path: Path, names: str, needed: Container[str] = ()) -> int:
                 freed += found.lstat().st_size
                 found.unlink()
     return freed
-
-
-def _ref(entry: Mapping[str, Any]) -> str | None:
-    name = entry.get("annotations", {}).get(REF_NAME)
-    return name if isinstance(name, str) else None

@@ -12,7 +12,6 @@ from torchkiln.model.cell import Toolkit
 from torchkiln.model.device_code import NVIDIA
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import EnvironmentSettings, OverlayLink
-from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"
@@ -72,7 +71,7 @@ def library_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
     wheels = [wheel for wheel in locked.wheels if wheel.name.startswith(NVIDIA)]
     targets = {PurePosixPath(path).name: path for wheel in wheels for path in wheel.libraries}
     return tuple(
-        OverlayLink(path=f"{LINUX_AMD64.libraries}/{name}", target=f"{packages}/{target}")
+        OverlayLink(path=f"{locked.platform.libraries}/{name}", target=f"{packages}/{target}")
         for name, target in sorted(targets.items())
     )
 

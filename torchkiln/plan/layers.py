@@ -65,7 +65,7 @@ def cell_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
 
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
-    base = ImagePython.of_base(locked.base.python)
+    base = ImagePython.of_base(locked.base.python, locked.base.platform)
     layers = wheel_layers(locked.wheels, python=locked.python, base=base)
     return tuple(_cut(layer, locked.device_code) for layer in layers)
 

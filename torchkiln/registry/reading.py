@@ -19,7 +19,8 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.progress import Observer
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
-from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, write_documents
+from torchkiln.oci.layout import ImageOnDisk, write_documents
+from torchkiln.oci.platform_index import INDEX_TYPE
 from torchkiln.registry.messages import LIMIT, REGISTRY_AT_FAULT, HttpRequest, HttpResponse, Scopes
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.session import READS, SILENCE, Registry

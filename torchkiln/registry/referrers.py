@@ -24,7 +24,7 @@ from torchkiln.oci.image import (
     digest_of,
     manifest_of,
 )
-from torchkiln.oci.layout import INDEX_TYPE
+from torchkiln.oci.platform_index import INDEX_TYPE
 from torchkiln.registry.delivery import Delivery, document
 from torchkiln.registry.push import put
 from torchkiln.registry.reading import RepositoryReader

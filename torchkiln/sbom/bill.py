@@ -25,7 +25,6 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedStandalone, LockedWheel
-from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.matches import TOOLKIT
@@ -72,6 +71,7 @@ class Bill:
     tag: str
     image: Digest  # the digest of its manifest
     os: str  # "debian 12"
+    architecture: str  # OCI's, "amd64"
     epoch: int  # seconds, from the lock
     tool: str  # version of torchkiln
     components: tuple[BillComponent, ...]  # by kind, then by name
@@ -84,7 +84,7 @@ class Bill:
 
     @property
     def purl(self) -> str:
-        qualifiers = {"arch": LINUX_AMD64.architecture, "tag": self.tag}
+        qualifiers = {"arch": self.architecture, "tag": self.tag}
         return PackageURL("oci", None, self.name, self.image, qualifiers).to_string()
 
     def serial(self) -> UUID:
@@ -130,6 +130,7 @@ def bill_of(
         tag=tag_of(locked.resolution),
         image=image,
         os=" ".join(distro).strip(),
+        architecture=locked.platform.architecture,
         epoch=locked.epoch,
         tool=tool,
         components=in_order((*wheels, *toolkit, *_libraries(locked, dists), *pythons, *os, *vendored)),

@@ -170,13 +170,21 @@ def catalogue(
 def _order(cell: Cell, matrix: Matrix) -> tuple[object, ...]:
     systems = [choice.name for choice in matrix.os]
     newest = [-number for text in (cell.torch, cell.cuda) for number in (*numbers(text), 0, 0)[:3]]
-    return (*newest, systems.index(cell.os), matrix.flavors.index(cell.flavor), cell.gpus)
+    return (
+        *newest,
+        matrix.platforms.index(cell.platform),
+        systems.index(cell.os),
+        matrix.flavors.index(cell.flavor),
+        cell.gpus,
+    )
 
 
 def _gpus(resolution: Resolution, facts: Facts) -> tuple[tuple[str, tuple[str, ...]], ...]:
     archs = resolution.build.archs if resolution.build else ()
     classes = served_classes(archs, facts.gpus, resolution.cell.gpus)
-    return tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names)
+    return tuple(
+        (kind.capability, names) for kind in classes if (names := kind.names_on(resolution.cell.platform))
+    )
 
 
 def _packages(locked: LockedCell) -> Iterator[ListedPackage]:

@@ -242,8 +242,10 @@ def _positions(lists: Iterable[Iterable[T]]) -> dict[T, int]:
 def picker_data(images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
     """The GPUs, and for each of *images* its drivers and how it serves each capability.
 
-    `pick` in site.js applies the rules of `matrix.pick` to this data; a test compares both.
+    `pick` in site.js applies the rules of `matrix.pick` to this data; a test compares both. It has only the
+    images for the default platform.
     """
+    images = [image for image in images if image.resolution.cell.platform == LINUX_AMD64.name]
     return {
         "machine": LINUX_AMD64.machine,
         "sentences": pick.SENTENCES,

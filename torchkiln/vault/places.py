@@ -19,6 +19,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci import layout
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import canonical_json, digest_of
+from torchkiln.oci.platform_index import index_document, name_in
 from torchkiln.registry.delivery import Blob, Delivery, document
 from torchkiln.registry.push import delete_tag, put
 from torchkiln.registry.reading import RepositoryReader
@@ -143,9 +144,9 @@ class FolderVault:
 
     def untag(self, tag: str) -> None:
         with layout.locked(self.folder):
-            entries = layout.open_layout(self.folder).entries()
-            left = [entry for entry in entries if entry.get("annotations", {}).get(layout.REF_NAME) != tag]
-            write_atomic(self.folder / "index.json", canonical_json(layout.index_document(left)))
+            entries = layout.open_layout(self.folder).written_entries()
+            left = [entry for entry in entries if name_in(entry) != tag]
+            write_atomic(self.folder / "index.json", canonical_json(index_document(left)))
         with suppress(VerificationFailed):  # an unreadable manifest may need any file: then all are kept
             layout.prune(self.folder)
 

@@ -20,6 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel
+from torchkiln.model.platform import LINUX_AMD64, PLATFORMS, Platform
 from torchkiln.model.recipe import PREFIX, ImagePython
 from torchkiln.util.wheel_names import parse_wheel_filename
 
@@ -33,11 +34,13 @@ class Scheme:
     prefix: str  # "/opt/venv"
     python: str
     folder_of: str = ""  # "3.11" of lib/python3.11, if `python` is another version: see `ImagePython`
+    platform: Platform = LINUX_AMD64
 
     @classmethod
     def of(cls, python: ImagePython) -> Scheme:
         """The folders of an image's environment with *python*."""
-        return cls(prefix=PREFIX, python=python.minor, folder_of=python.folder if python.of_another else "")
+        folder = python.folder if python.of_another else ""
+        return cls(prefix=PREFIX, python=python.minor, folder_of=folder, platform=PLATFORMS[python.platform])
 
     @property
     def site(self) -> str:

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
+from functools import cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, parse_tag
@@ -34,7 +35,7 @@ from packaging.utils import canonicalize_name
 from torchkiln.errors import BadWheel
 from torchkiln.model.index import MAX_FIELD
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.platform import Platform
 from torchkiln.oci.encode import members
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.util.wheel_names import limited
@@ -51,8 +52,6 @@ Bytecode = Callable[[], Iterable[Code]]
 SourceSink = Callable[[str, bytes], None]
 # builder.bak.cpython-311.opt-1.pyc is compiled from builder.bak.py, not from builder.py.
 _CACHED = re.compile(r"(?P<stem>.+?)(\.[^.]+(\.opt-[^.]+)?)?\.pyc", re.DOTALL)
-_KINDS = "|".join(("linux", r"manylinux_2_\d+", *LINUX_AMD64.manylinux.values()))
-_PLATFORM = re.compile(f"any|{LINUX_AMD64.wheel_tag(f'(?:{_KINDS})')}")
 _MAX_HEADERS = 10_000  # lines; at most 151 in torch 2.7.1's 127 wheels
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
 _PATCHES = range(100)  # patch releases of a Python; a scheme has only its major and minor version
@@ -330,12 +329,12 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
         return f"METADATA or WHEEL has a field of more than {MAX_FIELD} characters"
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
         return f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
-    platform = f"Python {scheme.python}, {LINUX_AMD64.machine} Linux"
-    if not _fits(wheel.tags, scheme.python):
+    platform = f"Python {scheme.python}, {scheme.platform.machine} Linux"
+    if not _fits(wheel.tags, scheme):
         return f"not a supported wheel on this platform: {platform}"
     lines = [str(line).strip() for line in wheel_headers.get_all("Tag", [])]
     try:
-        fitting = [_fits(parse_tag(limited(line)), scheme.python) for line in lines]
+        fitting = [_fits(parse_tag(limited(line)), scheme) for line in lines]
     except ValueError:
         return "WHEEL contains an invalid tag"
     if lines and not any(fitting):
@@ -362,9 +361,18 @@ def _field(message: Message, key: str) -> str:
     return ", ".join(str(value).strip() for value in message.get_all(key, []))
 
 
-def _fits(tags: Iterable[Tag], python: str) -> bool:
-    """Whether CPython *python* on this platform supports one of *tags*."""
-    return any(_python_fits(tag, python) and _PLATFORM.fullmatch(tag.platform) for tag in tags)
+def _fits(tags: Iterable[Tag], scheme: Scheme) -> bool:
+    """Whether the Python of *scheme* supports one of *tags*."""
+    names = _platforms(scheme.platform)
+    return any(_python_fits(tag, scheme.python) and names.fullmatch(tag.platform) for tag in tags)
+
+
+@cache
+def _platforms(platform: Platform) -> re.Pattern[str]:
+    """The platforms in the tags of wheels for *platform*."""
+    kinds = "|".join(("linux", r"manylinux_2_\d+", *platform.manylinux.values()))
+    # NVIDIA writes "sbsa" into the file WHEEL.
+    return re.compile(f"any|(?:{kinds})_(?:{platform.machine}|{platform.cuda})")
 
 
 def _python_fits(tag: Tag, python: str) -> bool:

@@ -35,6 +35,7 @@ class CellOptions:
     flavor: tuple[str, ...] = ()
     os_names: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
+    platform: tuple[str, ...] = ()
     every: bool = False
     lockable: bool = False
     kept_gpus: tuple[str, ...] = ()  # --gpus of thin images; in two commands --gpus has another meaning
@@ -45,7 +46,7 @@ class CellOptions:
     @property
     def any(self) -> bool:
         """Whether a cell is named or one of these options was used; --matrix alone does not count."""
-        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names, self.python)
+        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names, self.python, self.platform)
         return bool(any(named) or self.kept_gpus or self.own_use or self.every or self.lockable)
 
     def selection(self) -> Selection:
@@ -63,6 +64,7 @@ class CellOptions:
             flavor=self.flavor,
             os=self.os_names,
             python=self.python,
+            platform=self.platform,
             gpus=kept_gpus(self.kept_gpus, self.grid()[1]) if self.kept_gpus else (),
             own_use=self.own_use,
             every=self.every,
@@ -106,9 +108,9 @@ class CellOptions:
             found = select_pasted(selection, matrix, facts, must_name=must_name and several)
         elif selection.torch or selection.cuda or self.every:
             found = tuple(dict.fromkeys((*found, *select_pasted(selection, matrix, facts))))
-        elif self.flavor or self.os_names or self.python or self.kept_gpus or self.own_use:
+        elif self.flavor or self.os_names or self.python or self.platform or self.kept_gpus or self.own_use:
             raise ConfigError(
-                "--flavor, --os, --python and --gpus cannot be used with a TAG",
+                "--flavor, --os, --python, --platform and --gpus cannot be used with a TAG",
                 hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
             )
         if not self.lockable:
@@ -209,6 +211,12 @@ def _selection(of_matrix: Decorator = matrix_option, *, named: bool = False, gpu
             metavar="X.Y",
             shell_complete=PYTHON,
             help="the operating systems that have this Python, for example 3.13",
+        ),
+        click.option(
+            "--platform",
+            multiple=True,
+            metavar="OS/ARCH",
+            help="linux/amd64 (default), linux/arm64, if the matrix has it",
         ),
         click.option("--with", multiple=True, hidden=True, expose_value=False, callback=_refuse_with),
         *(_OF_THIN_IMAGES if gpus else ()),
