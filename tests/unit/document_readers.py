@@ -206,7 +206,7 @@ version = "1"
 wheels = [{{name = "{_WHEEL}", url = "https://x/{_WHEEL}", hashes = {{sha256 = "{"0" * 64}"}}}}]
 """
 _COPYRIGHT = (
-    "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n"
+    "Format: https://example.org/copyright-format/1.0/\n\n"
     "Files: *\nCopyright: x\nLicense: MIT\n x\n"
 )
 _UV_LOCK = b"""version = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable, VerificationFailed
 from torchkiln.jobs.graph import Job
 from torchkiln.store.store import cache_root
+from torchkiln.util.strict_json import json_of
 
 PAUSES = (1.0, 10.0, 60.0)  # seconds before each further attempt
 _NOT_AGAIN = frozenset(each.exit_code for each in (ConfigError, Unresolvable, Stale))
@@ -78,7 +78,7 @@ def this_machine() -> str:
 def _last_object(text: str) -> dict[str, Any]:
     """The JSON object in the last line of *text*."""
     try:
-        found = json.loads(text.strip().rpartition("\n")[2])
+        found = json_of(text.strip().rpartition("\n")[2].encode())
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -130,19 +130,12 @@ class GpuClass:
     first_branch: int | None  # of drivers that support it; None: older than all in the facts
     last_branch: int | None  # None: still supported
     aarch64: tuple[str, ...]  # names of GPUs that exist only with an ARM host
-
     tegra: tuple[str, ...]  # those of them on which no image runs
 
-    @property
-    def x86_names(self) -> tuple[str, ...]:
-        """The names of the GPUs on which a linux/amd64 image can run."""
-        return tuple(name for name in self.names if name not in self.aarch64)
-
-    def names_on(self, platform: str) -> tuple[str, ...]:
+    def names_on(self, platform: str = LINUX_AMD64.name) -> tuple[str, ...]:
         """The names of the GPUs on which an image for *platform* can run."""
-        if platform == LINUX_AMD64.name:
-            return self.x86_names
-        return tuple(name for name in self.names if name not in self.tegra)
+        excluded = self.aarch64 if platform == LINUX_AMD64.name else self.tegra
+        return tuple(name for name in self.names if name not in excluded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
