@@ -244,6 +244,7 @@ OTHERS = {
     "cli/ci._digest_in": "the lock of an earlier commit, of which only the digest is read",
     "compare/images.read_saved": "the output of `docker save`",
     "engine/keep._kind_of": "a manifest that `lock in a vault` reads first",
+    "jobs/run._last_object": "the output of torchkiln in a process of its own",
     "oci/validate/documents._read": "a layout: test_oci_validate",
     "projects/smoke/account.account_of projects/smoke/carried.carried_in": "project.json: test_project_smoke",
     "projects/smoke/checks._import_fault projects/smoke/checks._probed": "output of a program in the image",
