@@ -3,8 +3,8 @@
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
 `numbers` (with `; first N rows`), `attacks MODULE...`, `folders` (of torchkiln), `switches` (of a container),
-`projects` (of real-projects.json), `output of COMMAND` (with `; first N lines`), or `transcript NAME`
-(recorded by tools/transcripts.py).
+`projects` (of real-projects.json), `trainings` (of real-projects-gpu.jsonl), `output of COMMAND` (with
+`; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
 `--check` writes nothing and exits with 5 if anything is stale.
 """
 
@@ -60,6 +60,8 @@ def _generated(what: str) -> str:
         return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
     if what == "projects":
         return real_projects.page()
+    if what == "trainings":
+        return real_projects.trainings()
     if what == "switches":
         return switches(_settings())
     if found := _OUTPUT.fullmatch(what):
