@@ -23,20 +23,21 @@ NAMES = {"FP32": "32-true", "BF16": "bf16-mixed", "FP16": "16-mixed"}  # Lightni
 
 
 class Digits(lightning.LightningModule):
-    """A net of four dense layers, for pictures of 28 x 28 points."""
+    """A net of four dense layers with batch norm, for pictures of 28 x 28 points."""
 
     def __init__(self):
         super().__init__()
-        dense = torch.nn.Linear
-        inner = (dense(784, WIDTH), dense(WIDTH, WIDTH), dense(WIDTH, WIDTH))
-        self.net = torch.nn.Sequential(*(part for layer in inner for part in (layer, torch.nn.ReLU())))
-        self.last, self.seen = dense(WIDTH, KINDS), MulticlassAccuracy(KINDS)
+        layers = []
+        for size in (784, WIDTH, WIDTH):
+            layers += [torch.nn.Linear(size, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.ReLU()]
+        self.net = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, KINDS))
+        self.seen = MulticlassAccuracy(KINDS)
         self.clock = Clock()
 
     def training_step(self, batch):
         """One step; Lightning does the rest."""
         shown, kinds = batch
-        given = self.last(self.net(shown))
+        given = self.net(shown)
         self.seen.update(given, kinds)
         return torch.nn.functional.cross_entropy(given, kinds)
 
@@ -46,7 +47,7 @@ class Digits(lightning.LightningModule):
 
     def configure_optimizers(self):
         """AdamW."""
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+        return torch.optim.AdamW(self.parameters(), lr=3e-4)
 
 
 def digits(count):
