@@ -84,10 +84,11 @@ def _image(run: Run) -> str:
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A table with a row for each report: how many checks of each tier passed, and what did not pass."""
-    rows = [(run.title, *(_passed(run, tier) for tier in (1, 2, 3)), _not_passed(run)) for run in known]
+    """A table with a row for each report above tier 0: what passed by tier, and what did not pass."""
+    shown = [run for run in known if any(found.tier for found in run.report.findings)]
+    rows = [(run.title, *(_passed(run, tier) for tier in (1, 2, 3)), _not_passed(run)) for run in shown]
     head = ("report", "tier 1", "tier 2", "tier 3", "not applicable, skipped or failed")
-    return table(head, rows) + footnote(known) if rows else ""
+    return table(head, rows) + footnote(shown) if rows else ""
 
 
 def _passed(run: Run, tier: int) -> str:
