@@ -95,15 +95,16 @@ def _image(run: Run) -> str:
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A table with a row for each report: how many checks of each tier passed, and notes on the others."""
-    notes = list(dict.fromkeys(note for run in known for note in _not_passed(run)))
+    """A table with a row for each report above tier 0: how many checks passed by tier, and notes on the others."""
+    shown = [run for run in known if any(found.tier for found in run.report.findings)]
+    notes = list(dict.fromkeys(note for run in shown for note in _not_passed(run)))
     rows = [
         (
             run.title,
             *(_passed(run, tier) for tier in (1, 2, 3)),
             ", ".join(str(notes.index(note) + 1) for note in _not_passed(run)),
         )
-        for run in known
+        for run in shown
     ]
     if not rows:
         return ""

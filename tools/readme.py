@@ -2,7 +2,8 @@
 """Writes the generated parts of both READMEs and of docs/ from matrix, facts, locks and the commands' output.
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
-`numbers`, `folders` (of torchkiln), `switches` (of a container), `projects` (of real-projects.json), or
+`numbers`, `folders` (of torchkiln), `switches` (of a container), `projects` (of real-projects.json),
+`trainings` (of real-projects-gpu.jsonl), or
 `transcript NAME` (recorded by tools/transcripts.py). The rows of test modules (tools/attacks.py) are, too.
 `--check` writes nothing and exits with 5 if anything is stale.
 """
@@ -53,6 +54,8 @@ def _generated(what: str) -> str:
         return numbers(json.loads(NUMBERS.read_bytes()))
     if what == "projects":
         return real_projects.page()
+    if what == "trainings":
+        return real_projects.trainings()
     if what == "switches":
         return switches(_settings())
     if what.startswith("transcript "):

@@ -3,7 +3,9 @@
     .venv/bin/python -m tools.real_projects FOLDER [NAME...]    # FOLDER gets the projects and images
 
 The results go to real-projects.json, from which `make golden` makes a table of examples/projects/MEASURED.md.
-No GPU is used. Each project's sdist comes from the package index, by pip; nothing of it is kept.
+No GPU is used here; the table of trainings comes from real-projects-gpu.jsonl, the lines that the scripts in
+examples/projects/train printed on a GPU host. Each project's sdist comes from the package index, by pip;
+nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torchkiln.util.files import write_atomic
 from torchkiln.util.places import ROOT
 
 LIST, RESULTS = (ROOT / "tools" / f"real-projects.{kind}" for kind in ("yaml", "json"))
+TRAINED = ROOT / "tools" / "real-projects-gpu.jsonl"
 _CELL = "--torch 2.7 --cuda 12.1"
 _LIMIT = 1800  # seconds of one step
 _STEPS = ("lock", "build", "import")
@@ -109,8 +112,30 @@ def page() -> str:
         )
     titles = ("project", "image", *_STEPS, "what happened, and what it took")
     days = " and ".join(sorted({found["date"] for found in results.values()}))
-    head = f"Tried on {days}, on a machine without a GPU: training on a GPU was not run."
+    head = f"Tried on {days}, on a machine without a GPU."
     return f"{head}\n\n{table(titles, rows)}"
+
+
+def trainings() -> str:
+    """The table of the trainings on GPUs; a cell has a value for each precision, in their order."""
+    if not TRAINED.exists():
+        return "Training on a GPU was not run.\n"
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for line in map(json.loads, TRAINED.read_text().splitlines()):
+        runs.setdefault(line["project"], []).append(line)
+    sources = {project["name"]: project["source"] for project in yaml.safe_load(LIST.read_text())}
+    rows = [
+        [
+            sources[name],
+            f"{lines[0]['gpu']}, torch {lines[0]['torch']}",
+            " / ".join(line["precision"] for line in lines),
+            " / ".join(f"{line['samples_per_s']:,.0f}" for line in lines),
+            " / ".join(f"{line['first_loss']:.3g} → {line['last_loss']:.3g}" for line in lines),
+            f"{lines[0]['steps']} steps of {lines[0]['batch']}",
+        ]
+        for name, lines in runs.items()
+    ]
+    return table(("project", "on", "precision", "samples a second", "loss", "of"), rows)
 
 
 def _outcome(project: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -41,17 +41,21 @@ def locked(**more: object) -> str:
     return square("2.3.1", "12.1", State.LOCKED, **more).partition("<br>")[2]
 
 
-# The tags of cells in the grid whose reports include nccl-all-reduce, which needs two GPUs and which the
+# The images of cells in the grid whose reports include nccl-all-reduce, which needs two GPUs and which the
 # matrix's policy requires. The grid has no thin images.
 _ON_TWO = {
-    proof.report.tag
+    (proof.report.tag, proof.report.image)
     for proof in proofs(PROOFS)
     if (IMAGES / (proof.report.tag or "") / "image.json").exists()
     and any(finding.id == "nccl-all-reduce" for finding in proof.report.findings)
 }
 _OF_TAG = {
-    tag: [proof for proof in proofs(PROOFS) if proof.report.tag == tag and proof.report.verdict == "pass"]
-    for tag in sorted(_ON_TWO, key=str)
+    tag: [
+        proof
+        for proof in proofs(PROOFS)
+        if proof.report.tag == tag and (tag, proof.report.image) in _ON_TWO and proof.report.verdict == "pass"
+    ]
+    for tag in sorted({tag for tag, _ in _ON_TWO}, key=str)
 }
 # Of several images of a tag, only the one that ran last: the tests below make them one image, with one lock.
 PASSED = [proof for of_tag in _OF_TAG.values() for proof in kept.latest_earlier(of_tag, None)]
