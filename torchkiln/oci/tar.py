@@ -11,11 +11,13 @@ import tarfile
 from collections.abc import Iterable
 
 from torchkiln.model.plan import OverlayFile, OverlayLink
+from torchkiln.oci.layer_index import IndexedEntry
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
 _SIZE_LIMIT = 8**11  # bytes; smaller sizes have at most 11 octal digits
 _REST = (bytes(100) + b"ustar\00000").ljust(BLOCK - 157, b"\0")
+_TYPES = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
 END = b"\0" * (2 * BLOCK)  # two empty blocks close an archive
 
 
@@ -57,6 +59,16 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     info = tarfile.TarInfo(path)
     info.type, info.linkname, info.mode, info.mtime = tarfile.SYMTYPE, target, 0o777, mtime
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def entry_header(path: str, entry: IndexedEntry, *, link: str | None = None) -> bytes:
+    """The header of *entry* at *path*; of a hard link to the earlier path *link* if there is one."""
+    info = tarfile.TarInfo(path or ".")
+    info.mode, info.uid, info.gid, info.mtime = entry.mode & 0o7777, entry.uid, entry.gid, entry.mtime or 0
+    info.type = tarfile.LNKTYPE if link else _TYPES[entry.kind]
+    info.linkname = link or entry.target
+    info.size = entry.size if info.type == tarfile.REGTYPE else 0
+    return info.tobuf(tarfile.PAX_FORMAT)
 
 
 def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
