@@ -142,8 +142,7 @@ def _add(
     siblings[folder] += 1
     if siblings[folder] > _SIBLINGS:
         raise Unmountable(f"{folder or '.'}: has more than {_SIBLINGS} entries", lasting=True)
-    link = entry.target if entry.kind == "hard link" else None
-    write(entry_header(entry.path, listed(entry), link=link))
+    write(entry_header(listed(entry)))
     for piece in content:
         write(bytes(piece))
     write(padding(entry.size))

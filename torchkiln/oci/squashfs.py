@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +21,7 @@ from torchkiln.oci.unpack import LayerBlob, read_layer
 PROGRAM = "tar2sqfs"
 # A thread for each core; the result does not depend on their number.
 _ARGUMENTS = (
-    "--quiet",
-    "--no-skip",
-    "--compressor",
-    "zstd",
-    "--comp-extra",
-    "level=3",
-    "--block-size",
-    "131072",
+    *("--quiet", "--no-skip", "--compressor", "zstd", "--comp-extra", "level=3", "--block-size", "131072"),
 )
 _VARIABLES = "etc/environment"
 
@@ -92,11 +86,11 @@ def write_tar(
     """
     tree = joined(indexes)
     for path in sorted(path for path, item in tree.items() if item.entry.kind == "folder"):
-        write(entry_header(path, tree[path].entry))
+        write(entry_header(tree[path].entry))
     if odd := next((name for name, value in env.items() if "\n" in name + value), None):
         raise BuildFailed(f"/{_VARIABLES} cannot contain the variable {odd!r}: it has a line break")
     lines = "".join(f"{name}={value}\n" for name, value in sorted(env.items())).encode()
-    write(entry_header(_VARIABLES, IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
+    write(entry_header(IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
     write(lines + padding(len(lines)))
     for number, (layer, index) in enumerate(zip(layers, indexes, strict=True)):
         own = {path: item.entry for path, item in tree.items() if item.layer == number and path != _VARIABLES}
@@ -126,10 +120,12 @@ def _add(
     """Write an entry of a layer if it is in the image."""
     name = names.get(entry.target if entry.kind == "hard link" else entry.path)
     if entry.kind == "file" and name:
-        write(entry_header(name, own[name]))
+        write(entry_header(own[name]))
         for piece in content:
             write(bytes(piece))
         write(padding(entry.size))
     elif entry.path in own and entry.path != name and entry.kind in ("link", "hard link"):
-        write(entry_header(entry.path, own[entry.path], link=name if entry.kind == "hard link" else None))
+        item = own[entry.path]
+        linked = replace(item, kind="hard link", target=name) if entry.kind == "hard link" and name else item
+        write(entry_header(linked))
     deque(content, maxlen=0)
