@@ -28,6 +28,7 @@ from torchkiln.runtimes.layer_indexes import index_of
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.store.store import age
 from torchkiln.util.files import folder_at, remove_tree
+from torchkiln.util.ownership import require_private
 from torchkiln.util.strict_json import read_file
 
 _DAY = 86400.0  # seconds
@@ -52,6 +53,7 @@ def erofs(folder: Path, names: tuple[str, ...], chosen: CellOptions, output: Pat
     once, under its diff_id; layers that DIR already has are skipped. With --all, all images of the layout
     are written. Needs mkfs.erofs 1.8.2 or newer.
     """
+    require_private(folder, "the folder", ("sha256",), hint="name a folder of your own: chmod go-w DIR")
     if chosen.every:
         images = _all_images(output)
     else:
