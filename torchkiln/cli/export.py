@@ -27,7 +27,7 @@ from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import index_of
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.store.store import age
-from torchkiln.util.files import folder_at, remove_tree
+from torchkiln.util.files import remove_tree
 from torchkiln.util.ownership import require_private
 from torchkiln.util.strict_json import read_file
 
@@ -145,10 +145,7 @@ def _convert(layers: Sequence[LayerBlob], folder: Path, mkfs: str) -> None:
     def one(layer: LayerBlob) -> None:
         target = place_of(folder, layer.diff_id)
         try:
-            with folder_at(target.parent, make=0o777):
-                convert(layer, target, mkfs)
-        except OSError as error:
-            raise BuildFailed(f"{target} cannot be created: {error.strerror}") from error
+            convert(layer, target, mkfs)
         except Unmountable as error:
             raise BuildFailed(f"layer {layer.diff_id[:19]} cannot be an EROFS image: {error}") from error
         say(f"export: {layer.diff_id[:19]}, {size(target.stat().st_size)}")

@@ -26,7 +26,7 @@ from torchkiln.oci.tar import END, entry_header, padding
 from torchkiln.oci.tar_names import removed_by
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, confined, read_layer
-from torchkiln.util.files import named
+from torchkiln.util.files import folder_at, named
 
 PROGRAM = "mkfs.erofs"
 _MIN_VERSION = (1, 8, 2)  # the first version with --sort=none
@@ -101,11 +101,13 @@ def convert(layer: LayerBlob, target: Path, mkfs: str) -> LayerIndex:
 
     :raises Unmountable: mkfs.erofs fails, or as described there.
     :raises VerificationFailed: *layer* is damaged or has another diff_id.
-    :raises BuildFailed: the disk is full or not writable.
+    :raises BuildFailed: the disk is full or not writable, or a link leads to the folder of *target*.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        with (
+            folder_at(target.parent, make=0o777),
+            tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder,
+        ):
             made = Path(folder, "layer.erofs")
             index = confined(Path(folder), lambda check: _converted(layer, made, mkfs, check))
             _demand_plain(index)
