@@ -184,6 +184,15 @@ def test_gc_deletes_what_no_image_and_no_lock_needs(scene: Scene, mkfs: Path, tm
     scene.export("gc", scene.folder, "--images", locks, code=5)
 
 
+def test_a_folder_that_others_can_change_is_refused(scene: Scene, mkfs: Path) -> None:
+    """A layer that DIR has is not written: someone else could have put another tree there, by its name."""
+    scene.folder.mkdir()
+    scene.folder.chmod(0o777)
+    said = scene.export("erofs", scene.folder, "a", code=2)
+    assert f"the folder {scene.folder} can be changed by other users" in said
+    assert list(scene.folder.iterdir()) == []
+
+
 def test_no_link_in_the_folder_is_followed(scene: Scene, mkfs: Path, tmp_path: Path) -> None:
     """Someone else may have prepared DIR: a link in it must not lead to other files of the user."""
     diff_id = scene.image.layers[0].diff_id.removeprefix("sha256:")
@@ -213,7 +222,7 @@ def test_a_full_disk_is_named(tmp_path: Path, scene: Scene, mkfs: Path, words: t
     big = layer(tmp_path, entry("big", os.urandom(24 << 20)))
     layout = minimal_layout(tmp_path / "big", [big], {}, "big")
     scene.folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", scene.folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", scene.folder], check=True)
     try:
         said = scene.export(words[0], scene.folder / words[1], f"{layout}:big", code=6)
         assert "cannot be created: No space left on device" in said

@@ -247,7 +247,7 @@ def mail(text: str) -> x509.RFC822Name:
 URI, MAIL = x509.UniformResourceIdentifier(IDENTITY), mail("kim@git.example")
 USERNAME = x509.OtherName(x509.ObjectIdentifier(f"{SIGSTORE}.7"), b"\x0c\x03kim")
 #: The names in a certificate, its issuer, and the only identity that it is of; "" if it is of none.
-CERTIFICATES = {
+CERTIFICATES: dict[str, tuple[list[x509.GeneralName], str, str]] = {
     "URI": ([URI], ISSUER, IDENTITY),
     "email": ([MAIL], ISSUER, "kim@git.example"),
     "URI as an email": ([mail(IDENTITY)], ISSUER, ""),

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.erofs_tools import with_mkfs
+from tests.hostile import tars
 from tests.listeners import Lines
 from tests.roots import entries_of, entry, layer, minimal_layout, tiny_root
 from torchkiln.errors import BuildFailed, VerificationFailed
+from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.erofs import Unmountable, convert, find_mkfs, place_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.unpack import LayerBlob, root_of, unpack
@@ -258,6 +260,18 @@ def test_a_device_or_a_damaged_layer_is_refused(scene: Scene, tmp_path: Path) ->
     with pytest.raises(VerificationFailed, match="diff_id mismatch"):
         convert(other, tmp_path / "y", str(scene.mkfs))
     assert not (tmp_path / "y").exists()
+
+
+def test_what_mkfs_does_not_know_in_a_header_hides_no_file(scene: Scene, tmp_path: Path) -> None:
+    """mkfs.erofs 1.8 skips a file with the type of the first tars, so the file of the lower layer remains."""
+    old = tars.head(b"opt/old", b"\0", size=5) + tars.padded(b"fixed")
+    blob, encoded = encode_bytes(tars.folder(b"opt") + old + tars.END)
+    (path := tmp_path / "upper").write_bytes(blob)
+    upper = LayerBlob(path=path, diff_id=encoded.diff_id)
+    layout = minimal_layout(tmp_path / "two", [scene.layers[0], upper], {}, "t")
+    root = root_for(open_layout(layout).image("t"), scene.store, Lines())
+    assert isinstance(root, MountedLayers)
+    assert RootfsRuntime().run(root, Program(argv=("cat", "/opt/old"), env=PATH)).stdout == b"fixed"
 
 
 def test_a_converter_that_reads_another_tree_is_found(scene: Scene) -> None:

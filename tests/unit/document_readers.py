@@ -205,10 +205,7 @@ name = "a"
 version = "1"
 wheels = [{{name = "{_WHEEL}", url = "https://x/{_WHEEL}", hashes = {{sha256 = "{"0" * 64}"}}}}]
 """
-_COPYRIGHT = (
-    "Format: https://example.org/copyright-format/1.0/\n\n"
-    "Files: *\nCopyright: x\nLicense: MIT\n x\n"
-)
+_COPYRIGHT = "Format: copyright-format/1.0/\n\nFiles: *\nCopyright: x\nLicense: MIT\n x\n"
 _UV_LOCK = b"""version = 1
 requires-python = ">=3.10"
 [[package]]

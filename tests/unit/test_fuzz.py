@@ -24,6 +24,7 @@ from tests.hostile import SPEC
 from tests.layers import Item
 from tests.needs import nightly
 from tests.wheels import write_wheel
+from torchkiln.util.places import ROOT
 
 RUNS = {"documents": 200, "zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
 NIGHT = 600 if os.environ.get("NIGHTLY") == "yes" else 0  # seconds of each fuzzer; 0: the number of runs
@@ -92,6 +93,11 @@ def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     assert figures["crashes"] == 0, figures.get("stderr")
     assert int(figures["runs"]) >= runs
     assert int(figures["features"]) > 50
+
+
+def test_every_fuzzer_runs_at_night() -> None:
+    names = {path.name.removesuffix("_target.py") for path in (ROOT / "tests/fuzz").glob("*_target.py")}
+    assert names == RUNS.keys()
 
 
 def test_a_reader_that_disagrees_is_detected(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:

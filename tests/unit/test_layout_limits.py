@@ -31,6 +31,12 @@ COMMANDS = {
     "run": ("run", "--output", "layout", "a", "--", "true"),
     "diff": ("diff", "a", "a", "--output", "layout"),
     "sbom": ("sbom", "a", "--output", "layout"),
+    "export squashfs": ("export", "squashfs", "x", "a", "--output", "layout"),
+    "export erofs": ("export", "erofs", "x", "--all", "--output", "layout"),
+    "export gc": ("export", "gc", ".", "--output", "layout"),
+    "push": ("push", "a", "--output", "layout", "--to", "127.0.0.1:9/team/app"),
+    "gate": ("gate", "a", "--output", "layout"),
+    "smoke": ("smoke", "run", "a", "--output", "layout"),
 }
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"

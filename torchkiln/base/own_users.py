@@ -35,7 +35,7 @@ def own_users(folders: Iterable[Path]) -> tuple[tuple[str, ...], str]:
         return start, ""
     for folder in folders:
         os.chown(folder, 0, 0)
-    return (), done.stderr.strip() or f"other users have no access to {folders[0]}"
+    return (), done.stderr.strip().rpartition("\n")[2] or f"other users have no access to {folders[0]}"
 
 
 def main(first: int, argv: list[str]) -> None:

@@ -7,17 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchkiln.base.plain_tree import Tree, order
-from torchkiln.oci.tar import BLOCK, END, padding
+from torchkiln.oci.tar import BLOCK, END, TYPES, entry_header, padding
 from torchkiln.oci.tar_reader import TarEntry
 
 _RECORD = 20 * BLOCK  # GNU tar fills its last record
 _NAME = 100  # bytes of a name or a link target in a header
-_KINDS = {
-    "file": tarfile.REGTYPE,
-    "hard link": tarfile.LNKTYPE,
-    "link": tarfile.SYMTYPE,
-    "folder": tarfile.DIRTYPE,
-}
 _XATTR = "SCHILY.xattr."
 
 
@@ -42,7 +36,7 @@ def layer_tar(tree: Tree) -> Iterator[bytes]:
     """The tar of a layer, as `base/on_top.py` writes it."""
     for path in sorted(tree):
         node = tree[path]
-        yield _info(node.entry, path).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        yield entry_header(node.entry)
         if node.entry.kind == "file":
             yield from node.pieces()
             yield padding(node.entry.size)
@@ -54,15 +48,6 @@ def dev_folder(epoch: int) -> bytes:
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
     return info.tobuf(tarfile.USTAR_FORMAT)
-
-
-def _info(entry: TarEntry, name: str) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = _KINDS[entry.kind], entry.target
-    info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, entry.mtime
-    info.size = entry.size if entry.kind == "file" else 0
-    info.pax_headers = {f"{_XATTR}{name}": value for name, value in entry.xattrs}
-    return info
 
 
 def _gnu_header(entry: TarEntry, epoch: int) -> bytes:
@@ -78,7 +63,7 @@ def _gnu_header(entry: TarEntry, epoch: int) -> bytes:
         folder, _, last = name.rstrip("/").rpartition("/")
         about = replace(entry, mode=0o644, uid=0, gid=0, size=len(extended), mtime=epoch)
         head = _block(f"{folder}/PaxHeaders/{last}", "", about, b"x") + extended + padding(len(extended))
-    return head + _block(name, target, entry, _KINDS[entry.kind])
+    return head + _block(name, target, entry, TYPES[entry.kind])
 
 
 def _is_long(text: str) -> bool:

@@ -27,7 +27,8 @@ from torchkiln.runtimes.image_root import layers_of
 from torchkiln.runtimes.layer_indexes import index_of
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.store.store import age
-from torchkiln.util.files import folder_at, remove_tree
+from torchkiln.util.files import remove_tree
+from torchkiln.util.ownership import require_private
 from torchkiln.util.strict_json import read_file
 
 _DAY = 86400.0  # seconds
@@ -52,6 +53,7 @@ def erofs(folder: Path, names: tuple[str, ...], chosen: CellOptions, output: Pat
     once, under its diff_id; layers that DIR already has are skipped. With --all, all images of the layout
     are written. Needs mkfs.erofs 1.8.2 or newer.
     """
+    require_private(folder, "the folder", ("sha256",), hint="name a folder of your own: chmod go-w DIR")
     if chosen.every:
         images = _all_images(output)
     else:
@@ -143,10 +145,7 @@ def _convert(layers: Sequence[LayerBlob], folder: Path, mkfs: str) -> None:
     def one(layer: LayerBlob) -> None:
         target = place_of(folder, layer.diff_id)
         try:
-            with folder_at(target.parent, make=0o777):
-                convert(layer, target, mkfs)
-        except OSError as error:
-            raise BuildFailed(f"{target} cannot be created: {error.strerror}") from error
+            convert(layer, target, mkfs)
         except Unmountable as error:
             raise BuildFailed(f"layer {layer.diff_id[:19]} cannot be an EROFS image: {error}") from error
         say(f"export: {layer.diff_id[:19]}, {size(target.stat().st_size)}")

@@ -13,19 +13,20 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.digest import Digest
-from torchkiln.oci.layer_index import LayerIndex
+from torchkiln.oci.layer_index import LayerIndex, listed
 from torchkiln.oci.piped import ProgramFailed, piped
+from torchkiln.oci.tar import END, entry_header, padding
 from torchkiln.oci.tar_names import removed_by
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, confined, read_layer
-from torchkiln.util.files import named
+from torchkiln.util.files import folder_at, named
 
 PROGRAM = "mkfs.erofs"
 _MIN_VERSION = (1, 8, 2)  # the first version with --sort=none
@@ -95,16 +96,18 @@ def find_mkfs() -> str:
 def convert(layer: LayerBlob, target: Path, mkfs: str) -> LayerIndex:
     """Write the EROFS image of *layer* to *target*, which exists complete or not at all; return its entries.
 
-    mkfs.erofs reads what may be a stranger's tar: if the kernel supports Landlock, it can write only to a
+    mkfs.erofs reads what may be a stranger's files: if the kernel supports Landlock, it can write only to a
     temporary folder next to *target*.
 
     :raises Unmountable: mkfs.erofs fails, or as described there.
     :raises VerificationFailed: *layer* is damaged or has another diff_id.
-    :raises BuildFailed: the disk is full or not writable.
+    :raises BuildFailed: the disk is full or not writable, or a link leads to the folder of *target*.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        with (
+            folder_at(target.parent, make=0o777),
+            tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder,
+        ):
             made = Path(folder, "layer.erofs")
             index = confined(Path(folder), lambda check: _converted(layer, made, mkfs, check))
             _demand_plain(index)
@@ -121,25 +124,30 @@ def _converted(layer: LayerBlob, made: Path, mkfs: str, check: Callable[[], None
     argv = (mkfs, *_ARGUMENTS, "-U", str(uuid.uuid5(uuid.NAMESPACE_URL, f"erofs:blobs/{layer.diff_id}")))
     try:
         with piped((*argv, str(made)), made.parent) as write:
-
-            def passed(piece: bytes) -> None:
-                check()
-                write(piece)
-
-            return read_layer(layer, partial(_demand_mountable, Counter()), passed)
+            index = read_layer(layer, partial(_add, write, Counter()), lambda _: check())
+            write(END)
+            return index
     except ProgramFailed as error:
         raise Unmountable(str(error)) from error
 
 
-def _demand_mountable(siblings: Counter[str], entry: TarEntry, content: Iterable[memoryview]) -> None:
-    """:raises Unmountable: *entry* has extended attributes, or its directory too many entries."""
+def _add(
+    write: Callable[[bytes], None], siblings: Counter[str], entry: TarEntry, content: Iterable[memoryview]
+) -> None:
+    """Write *entry* with a new header: mkfs.erofs skips or changes what it does not know in another one.
+
+    :raises Unmountable: it has extended attributes, or its directory too many entries.
+    """
     if entry.xattrs:  # unpacking drops them, and EROFS keeps them
         raise Unmountable(f"{entry.path}: has extended attributes", lasting=True)
     folder = entry.path.rpartition("/")[0]
     siblings[folder] += 1
     if siblings[folder] > _SIBLINGS:
         raise Unmountable(f"{folder or '.'}: has more than {_SIBLINGS} entries", lasting=True)
-    deque(content, maxlen=0)
+    write(entry_header(listed(entry)))
+    for piece in content:
+        write(bytes(piece))
+    write(padding(entry.size))
 
 
 def _demand_plain(index: LayerIndex) -> None:

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.oci.layer_index import IndexedEntry, LayerIndex, joined
 from torchkiln.oci.piped import ProgramFailed, piped
+from torchkiln.oci.tar import END, entry_header, padding
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.oci.unpack import LayerBlob, read_layer
 
 PROGRAM = "tar2sqfs"
 # A thread for each core; the result does not depend on their number.
 _ARGUMENTS = (
-    "--quiet",
-    "--no-skip",
-    "--compressor",
-    "zstd",
-    "--comp-extra",
-    "level=3",
-    "--block-size",
-    "131072",
+    *("--quiet", "--no-skip", "--compressor", "zstd", "--comp-extra", "level=3", "--block-size", "131072"),
 )
-_TYPES = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
-_BLOCK = 512
 _VARIABLES = "etc/environment"
 
 
@@ -94,16 +86,16 @@ def write_tar(
     """
     tree = joined(indexes)
     for path in sorted(path for path, item in tree.items() if item.entry.kind == "folder"):
-        write(_header(path, tree[path].entry))
+        write(entry_header(tree[path].entry))
     if odd := next((name for name, value in env.items() if "\n" in name + value), None):
         raise BuildFailed(f"/{_VARIABLES} cannot contain the variable {odd!r}: it has a line break")
     lines = "".join(f"{name}={value}\n" for name, value in sorted(env.items())).encode()
-    write(_header(_VARIABLES, IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
-    write(lines + bytes(-len(lines) % _BLOCK))
+    write(entry_header(IndexedEntry(_VARIABLES, "file", mode=0o644, size=len(lines))))
+    write(lines + padding(len(lines)))
     for number, (layer, index) in enumerate(zip(layers, indexes, strict=True)):
         own = {path: item.entry for path, item in tree.items() if item.layer == number and path != _VARIABLES}
         read_layer(layer, partial(_add, own, _names(index, own), write), lambda _: None)
-    write(bytes(2 * _BLOCK))
+    write(END)
 
 
 def _names(index: LayerIndex, own: Mapping[str, IndexedEntry]) -> Mapping[str, str]:
@@ -128,20 +120,12 @@ def _add(
     """Write an entry of a layer if it is in the image."""
     name = names.get(entry.target if entry.kind == "hard link" else entry.path)
     if entry.kind == "file" and name:
-        write(_header(name, own[name]))
+        write(entry_header(own[name]))
         for piece in content:
             write(bytes(piece))
-        write(bytes(-entry.size % _BLOCK))
+        write(padding(entry.size))
     elif entry.path in own and entry.path != name and entry.kind in ("link", "hard link"):
-        write(_header(entry.path, own[entry.path], link=name if entry.kind == "hard link" else None))
+        item = own[entry.path]
+        linked = replace(item, kind="hard link", target=name) if entry.kind == "hard link" and name else item
+        write(entry_header(linked))
     deque(content, maxlen=0)
-
-
-def _header(path: str, entry: IndexedEntry, *, link: str | None = None) -> bytes:
-    """The header of *entry* at *path*; of a hard link to the earlier path *link* if there is one."""
-    info = tarfile.TarInfo(path or ".")
-    info.mode, info.uid, info.gid, info.mtime = entry.mode & 0o7777, entry.uid, entry.gid, entry.mtime or 0
-    info.type = tarfile.LNKTYPE if link else _TYPES[entry.kind]
-    info.linkname = link or entry.target
-    info.size = entry.size if info.type == tarfile.REGTYPE else 0
-    return info.tobuf(tarfile.PAX_FORMAT)

@@ -11,11 +11,19 @@ import tarfile
 from collections.abc import Iterable
 
 from torchkiln.model.plan import OverlayFile, OverlayLink
+from torchkiln.oci.layer_index import IndexedEntry
+from torchkiln.oci.tar_reader import TarEntry
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
 _SIZE_LIMIT = 8**11  # bytes; smaller sizes have at most 11 octal digits
 _REST = (bytes(100) + b"ustar\00000").ljust(BLOCK - 157, b"\0")
+TYPES = {
+    "file": tarfile.REGTYPE,
+    "hard link": tarfile.LNKTYPE,
+    "link": tarfile.SYMTYPE,
+    "folder": tarfile.DIRTYPE,
+}
 END = b"\0" * (2 * BLOCK)  # two empty blocks close an archive
 
 
@@ -57,6 +65,17 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     info = tarfile.TarInfo(path)
     info.type, info.linkname, info.mode, info.mtime = tarfile.SYMTYPE, target, 0o777, mtime
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def entry_header(entry: TarEntry | IndexedEntry) -> bytes:
+    """The header of *entry*, a file, folder or link."""
+    info = tarfile.TarInfo(entry.path or ".")
+    info.type, info.linkname = TYPES[entry.kind], entry.target
+    info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, entry.mtime or 0
+    info.size = entry.size if entry.kind == "file" else 0
+    xattrs = entry.xattrs if isinstance(entry, TarEntry) else ()
+    info.pax_headers = {f"SCHILY.xattr.{name}": value for name, value in xattrs}
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:

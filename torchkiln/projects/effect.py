@@ -62,9 +62,9 @@ def files_of_records(texts: Mapping[str, str], scheme: Scheme) -> dict[str, File
         folder, _, info = path.removesuffix("/RECORD").rpartition("/")
         if folder == scheme.site:
             name = canonicalize_name(info.removesuffix(".dist-info").rpartition("-")[0])
-            rows = csv.reader(text.splitlines())
             try:
-                found[name] = {_absolute(row[0], path, scheme): row[1] for row in rows if row}
+                rows = filter(None, install.record_rows(text))
+                found[name] = {_absolute(row[0], path, scheme): row[1] for row in rows}
             except (csv.Error, IndexError) as error:
                 raise VerificationFailed(f"/{path}: invalid RECORD: {error}") from None
     return found

@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -258,6 +258,16 @@ def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
     return named
 
 
+def record_rows(text: str) -> Iterator[list[str]]:
+    """The rows of the RECORD *text*.
+
+    :raises csv.Error: it is not CSV, or has too many lines.
+    """
+    if text.count("\n") + text.count("\r") > 2 * _MAX_LINES or _UNUSUAL_LINE_END.search(text):
+        raise csv.Error("too many lines, or unusual line endings")
+    yield from csv.reader(text.splitlines(), strict=True)
+
+
 def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
     """RECORD as path → (hash, size), as written; lines of missing files are allowed.
 
@@ -266,10 +276,7 @@ def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
     """
     rows: dict[str, tuple[str, str]] = {}
     try:
-        text = record.decode("utf-8")
-        if text.count("\n") + text.count("\r") > 2 * _MAX_LINES or _UNUSUAL_LINE_END.search(text):
-            raise csv.Error("too many lines, or unusual line endings")
-        for fields in csv.reader(text.splitlines(), strict=True):
+        for fields in record_rows(record.decode("utf-8")):
             if not fields or not fields[0]:
                 raise csv.Error("line without a path")
             path, digest, size = (*fields, "", "")[:3]

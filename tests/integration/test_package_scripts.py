@@ -1,8 +1,11 @@
-"""Hostile packages: a script tries what only root of the host may do; files and a script change the image."""
+"""Scripts of OS packages: what only root of the host may do fails in them."""
 
 from __future__ import annotations
 
-from tests.servers.debian_archive import LIBRARIES, Deb, library
+from tests.integration.test_os_packages import GOOD, Scene, pytestmark, scene, text
+from tests.servers.debian_archive import Deb
+
+__all__ = ["pytestmark", "scene"]
 
 # Process 1 has the host's root; the script is in a chroot.
 ATTACKS = {
@@ -16,17 +19,9 @@ ATTACKS = {
 }
 _TRIES = "\n".join(f"({attack}) >/dev/null 2>&1 && echo {name}" for name, attack in ATTACKS.items())
 ATTACKER = Deb(name="attacker", scripts={"postinst": f"set +e\nexec >/etc/attacks\necho tried\n{_TRIES}\n:"})
-LDCONFIG = "activate-noawait ldconfig"
-EVIL = Deb(
-    name="evil",
-    files={
-        "opt/venv/lib/evil.pth": "",
-        "usr/local/cuda-12.1/x": "",
-        "usr/lib/python3/dist-packages/sitecustomize.py": "",
-        "usr/lib/nested/libmd.so.0": library(),
-        "etc/ld.so.conf.d/000-evil.conf": "/usr/lib/nested\n",
-        f"{LIBRARIES}/libcuda.so.1": "",
-    },
-    scripts={"postinst": "echo changed >>/usr/bin/diff3\necho x >/etc/ld.so.preload"},
-    triggers=LDCONFIG,
-)
+
+
+def test_scripts_of_packages_cannot_do_what_root_can(scene: Scene) -> None:
+    """They are root of a user namespace: they own no file of the host, and have no capability on it."""
+    scene.archive.publish(*GOOD, ATTACKER)
+    assert text(scene.store, scene.lock("attacker")[0], "etc/attacks") == "tried\n"
