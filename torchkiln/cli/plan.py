@@ -182,14 +182,11 @@ def _as_jobs(ctx: click.Context, context: BuildContext, cells: Sequence[Cell], f
             f"--as {form}: the jobs share no cache",
             hint="name a registry: --cache-from oci://HOST/REPOSITORY --cache-to oci://HOST/REPOSITORY",
         )
-    jobs, failures = jobs_for(ctx, context, cells, many)
+    jobs, failures = jobs_for(ctx, context, cells, many, digests=False)
     if failures:
         console.say(
             f"warning: {len(failures)} of {len(cells)} cells are left out: not locked, or unavailable"
         )
-    alone = sum(job.is_image and job.digest is None for job in jobs)
-    if many.cache_to and alone:
-        console.say(f"warning: the locks of {alone} images do not record all layers, so these jobs make them")
     return FORMATS[form](jobs)
 
 

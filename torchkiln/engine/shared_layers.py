@@ -94,12 +94,9 @@ def shared_layers(plan: ImagePlan) -> tuple[SharedLayer, ...]:
 
 def made_with(layer: SharedLayer, plan: ImagePlan) -> tuple[ArtefactLayer, ...]:
     """The layers of *plan* without which *layer* cannot be made: byte-code is compiled by their Python."""
-    kinds = {"base"}
-    if isinstance(layer, ToolkitLayer) or (isinstance(layer, ArtefactLayer) and layer.kind == "base"):
-        kinds = set()
-    elif isinstance(layer, WheelLayer) and layer.python.version != plan.locked.base.python:
-        kinds.add("standalone")
-    return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds)
+    other = isinstance(layer, WheelLayer) and layer.python.version != plan.locked.base.python
+    kinds = () if isinstance(layer, ToolkitLayer) else ("base", "standalone") if other else ("base",)
+    return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds and each != layer)
 
 
 def _note(layer: MadeLayer, blob: Blob, store: Store) -> None:
@@ -150,9 +147,6 @@ def _reduced(plan: ImagePlan, layer: SharedLayer) -> ImagePlan:
     """*plan* with only *layer* and those that it is made with, also in its lock."""
     layers = (*made_with(layer, plan), layer)
     artefacts = [each.artefact for each in layers if isinstance(each, ArtefactLayer)]
-    kept = replace(
-        plan.locked,
-        tools=plan.locked.tools if plan.locked.tools in artefacts else None,
-        standalone=plan.locked.standalone if plan.locked.standalone in artefacts else None,
-    )
-    return replace(plan, locked=kept, layers=layers)
+    tools = plan.locked.tools if plan.locked.tools in artefacts else None
+    standalone = plan.locked.standalone if plan.locked.standalone in artefacts else None
+    return replace(plan, locked=replace(plan.locked, tools=tools, standalone=standalone), layers=layers)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.engine.cache_keys import layer_name
-from torchkiln.engine.predicted_digest import predicted_blob, predicted_digest
+from torchkiln.engine.predicted_digest import predicted_blob
 from torchkiln.engine.shared_layers import SharedLayer, made_with, shared_layers
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan
@@ -22,7 +22,7 @@ class Job:
     title: str  # of the layer; the tag of an image
     arguments: tuple[str, ...]  # of torchkiln
     needs: tuple[str, ...]  # names of jobs
-    digest: Digest | None  # None: not recorded in the lock
+    digest: Digest | None  # None: not known, because a lock does not record it
 
     @property
     def is_image(self) -> bool:
@@ -31,13 +31,19 @@ class Job:
 
 
 def jobs_of(
-    plans: Iterable[ImagePlan], options: Sequence[str], of_images: Sequence[str], *, only_recorded: bool
+    plans: Iterable[ImagePlan],
+    options: Sequence[str],
+    of_images: Sequence[str],
+    *,
+    only_recorded: bool,
+    digest_of: Callable[[ImagePlan], Digest | None] = lambda _: None,
 ) -> tuple[Job, ...]:
     """The jobs of *plans*, each after those that it needs. A shared layer is a job of the first image.
 
     :param options: of every job.
     :param of_images: further options of the jobs of images.
     :param only_recorded: no jobs for layers that their lock does not record: images make these themselves.
+    :param digest_of: the digest of an image; by default none is known.
     """
     jobs: dict[str, Job] = {}
     for plan in plans:
@@ -60,7 +66,7 @@ def jobs_of(
             title=plan.tag,
             arguments=(*build, "--no-smoke", *options, *of_images),
             needs=tuple(needs),
-            digest=predicted_digest(plan),
+            digest=digest_of(plan),
         )
     return tuple(jobs.values())
 

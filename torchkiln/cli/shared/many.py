@@ -82,7 +82,7 @@ many_options = gathered(
         "--on",
         "engine_at",
         metavar="ENGINE",
-        help="run a job for each layer and image on processes[:N] of this machine, dask://HOST:PORT or slurm",
+        help="run a job for each layer and image on processes[:N], dask://HOST:PORT or slurm[:PARTITION]",
     ),
     click.option("--layer", metavar="NAME", help="make only this layer, which `plan --as json` names"),
 )
@@ -112,26 +112,35 @@ def _one_layer(context: BuildContext, cells: Sequence[Cell], many: Many) -> dict
 
 
 def jobs_for(
-    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many, *, digests: bool
 ) -> tuple[tuple[Job, ...], list[KilnError]]:
     """The jobs of *cells*, and the reasons why some of several cells cannot be built.
 
+    :param digests: also predict the digests of images, which takes three times as long.
     :raises KilnError: the only cell cannot be built.
     """
+    from torchkiln.engine.predicted_digest import predicted_digest
     from torchkiln.jobs.graph import jobs_of
-    from torchkiln.plan.load import plan_cell
+    from torchkiln.locks.folder import LockFolder
+    from torchkiln.plan.load import plan_locked
+    from torchkiln.plan.plan import plan
 
-    plans, failures = [], []
+    plans, failures, folder = [], [], LockFolder(context.images, context.matrix, context.facts)
     for cell in cells:
         try:
-            plans.append(plan_cell(cell, context.matrix, context.facts, images=context.images))
+            locked = folder.load(cell)
+            if digests:
+                plans.append(plan_locked(locked, context.matrix, context.facts))
+            else:  # the layers are the same without rootfs/ and the lock's digest
+                plans.append(plan(locked, (), aliases=(), lock_digest=locked.inputs))
         except KilnError as error:
             if len(cells) == 1:
                 raise
             failures.append(error)
     options = _repeated(ctx, "matrix_file", "images", "cache_from", "cache_to")
     of_images = _repeated(ctx, "output", "layer_format")
-    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to)), failures
+    known = {"digest_of": predicted_digest} if digests else {}
+    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to), **known), failures
 
 
 def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
@@ -159,13 +168,15 @@ def build_jobs(
     from torchkiln.jobs.engines import open_engine
     from torchkiln.jobs.run import Outcome, run
 
-    jobs, failures = jobs_for(ctx, context, cells, many)
+    jobs, failures = jobs_for(ctx, context, cells, many, digests=True)
     done: dict[str, Outcome] = {}
 
     def finished(job: Job, outcome: Outcome) -> None:
         done[job.name] = outcome
-        how = f"failed: {outcome.error}" if outcome.code else outcome.how or "built"
-        context.say(f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)")
+        how = "failed" if outcome.code else outcome.how or "built"
+        context.say(
+            f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)\n{outcome.error}".strip()
+        )
 
     with open_engine(many.engine_at or "") as engine:
         run(jobs, engine, finished)
