@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.campaign import scene as campaign
 from tests.servers.index_server import IndexServer
@@ -109,15 +110,18 @@ def digests(output: str) -> dict[str, str]:
     return {line["tag"]: line["digest"] for line in objects(output) if "tag" in line}
 
 
-def fault_of_this_host() -> str:
-    """Why the base cannot be made on this host; empty if it can."""
+def _python_of_debian12() -> bool:
     done = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False)
-    return "" if "3.11." in done.stdout else "the base has the Python 3.11 of Debian 12"
+    return "3.11." in done.stdout
 
 
-@contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
+needs_base = pytest.mark.skipif(not _python_of_debian12(), reason="the base has the Python 3.11 of Debian 12")
+
+
+@pytest.fixture(scope="module", name="many")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A scene whose locks record the layers, as one machine made them."""
+    folder = tmp_path_factory.mktemp("many")
     (folder / "matrix.yaml").write_text(_MATRIX)
     with IndexServer() as server:
         found = Scene(folder=folder, server=server, tags=tuple(_lock(folder, server)))

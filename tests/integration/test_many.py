@@ -18,19 +18,14 @@ import pytest
 
 from tests.campaign.host import can_mount
 from tests.layers import sha256
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, objects, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, made, needs_base, objects
 from tests.servers.registry_server import RegistryServer
 from torchkiln.jobs.graph import Job
 from torchkiln.jobs.run import Outcome, run
 from torchkiln.locks.lock import load_locked, save
 
-pytestmark = pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none")
-
-
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
+__all__ = ["a_scene"]
+pytestmark = needs_base
 
 
 @pytest.fixture(autouse=True)

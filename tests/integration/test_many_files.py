@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +12,15 @@ import pytest
 import yaml
 
 from tests.cells import planned_cell, small_wheels
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, made, needs_base
 from tests.unit.test_workflow_files import schema, zizmor
 from torchkiln.engine.cache_keys import layer_name
 from torchkiln.engine.shared_layers import shared_layers
 from torchkiln.jobs.formats import FORMATS
 from torchkiln.jobs.graph import Job, groups, jobs_of
 
+__all__ = ["a_scene"]
 CACHE = ("--cache-from", "oci://ghcr.io/octo/cache", "--cache-to", "oci://ghcr.io/octo/cache")
-needs_base = pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none")
 # Runs each task of an array at once, as Slurm does with one node; its options and ids are recorded.
 _SBATCH = """\
 #!/bin/sh
@@ -32,12 +31,6 @@ cat > job.sh
 for task in $(seq 0 "$last"); do SLURM_ARRAY_TASK_ID=$task sh job.sh >> jobs.out || exit 1; done
 echo "$number;cluster"
 """
-
-
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
 
 
 def a_job(name: str, *needs: str) -> Job:
@@ -69,7 +62,9 @@ def test_a_shared_layer_belongs_to_the_first_image(tmp_path: Path) -> None:
     """Images need the jobs of all their layers; wheel layers need the base's job."""
     plans = [planned_cell(small_wheels(tmp_path / version, version)) for version in ("1", "2")]
     plans[1] = replace(plans[1], tag="second")
-    jobs = jobs_of(plans, ("--images", "i"), ("--output", "o"), only_recorded=False)
+    jobs = jobs_of(
+        [(plan, None) for plan in plans], ("--images", "i"), ("--output", "o"), only_recorded=False
+    )
     names = [f"layer-{layer_name(layer)}" for layer in shared_layers(plans[0])]
     base, torch, triton, rest = names
 

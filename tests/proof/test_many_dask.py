@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, needs_base
 
+__all__ = ["a_scene"]
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.skipif(not find_spec("distributed"), reason="no dask: pip install 'torchkiln[dask]'"),
-    pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none"),
+    needs_base,
 ]
 
 SEED = int(os.environ.get("TORCHKILN_SEED", "20261201"))
@@ -111,12 +112,6 @@ def cluster(many: Scene, prefix: str) -> Iterator[Cluster]:
     finally:
         for name in list(found.processes):
             found.kill(name)
-
-
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
 
 
 def ended(build: subprocess.Popen[str]) -> tuple[str, str]:

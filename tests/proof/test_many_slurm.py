@@ -16,15 +16,12 @@ import pytest
 
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, made, needs_base
 from tests.needs import give_up, nightly
 from torchkiln.util.places import ROOT
 
-pytestmark = [
-    pytest.mark.proof,
-    nightly,
-    pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none"),
-]
+__all__ = ["a_scene"]
+pytestmark = [pytest.mark.proof, nightly, needs_base]
 SEED = int(os.environ.get("TORCHKILN_SEED", "20261201"))
 # Each node has its own cache.
 _PROGRAM = """\
@@ -32,12 +29,6 @@ _PROGRAM = """\
 export TORCHKILN_CACHE="/srv/machines/$CLUSTER-${SLURMD_NODENAME:-login}"
 exec python3 -m torchkiln "$@" --json
 """
-
-
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module", name="cluster")

@@ -151,9 +151,9 @@ def build(
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
     """
-    for other, options in _ONLY.items():  # they would be ignored
+    for other, names in _ONLY.items():  # they would be ignored
         if other != engine:
-            refuse(ctx, options, f"is for --engine {other}")
+            refuse(ctx, names, f"is for --engine {other}")
     smoke, tier = tests.smoke, tests.tier
     if tier is not None:
         if smoke is False and ctx.get_parameter_source("smoke") is ParameterSource.COMMANDLINE:
@@ -171,9 +171,8 @@ def build(
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
 
-        image_builder = DockerBuilder(
-            context, BuildxOptions(**asdict(buildx), cache_from=many.cache_from, cache_to=many.cache_to)
-        )
+        options = BuildxOptions(**asdict(buildx), cache_from=many.cache_from, cache_to=many.cache_to)
+        image_builder = DockerBuilder(context, options)
     runs = None
     if engine == "embedded" and smoke is not False and not dry_run:
         from torchkiln.cli.shared.smoke_output import BuildSmoke

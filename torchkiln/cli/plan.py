@@ -171,10 +171,7 @@ def show(
 
 
 def _as_jobs(ctx: click.Context, context: BuildContext, cells: Sequence[Cell], form: str, many: Many) -> str:
-    """The jobs of *cells*; of several cells, those that cannot be built are left out, with a warning.
-
-    :raises ConfigError: the machines of *form* share no folder, and *many* names no registry.
-    """
+    """The jobs of *cells*; of several cells, those that cannot be built are left out, with a warning."""
     from torchkiln.jobs.formats import FORMATS
 
     if form in ("github", "k8s") and not any(where.startswith("oci://") for where in many.cache_to):

@@ -23,7 +23,6 @@ from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.oci.layout import open_layout
-from torchkiln.store.store import Store
 from torchkiln.vault.places import Vault
 from torchkiln.vault.sources import read_from
 
@@ -68,8 +67,8 @@ class Caches:
             finally:
                 temporary.unlink(missing_ok=True)
                 report.end("download", layer.title)
-        if not isinstance(layer, ArtefactLayer):
-            _note(layer, blob, store)
+        if not isinstance(layer, ArtefactLayer) and not ((own := record_of(layer, store)) and own.verified):
+            store.put_record("layers", key_of(layer), {**asdict(blob), "looked_into": False})
         return ()
 
     def give(self, image: BuiltImage) -> None:
@@ -77,8 +76,6 @@ class Caches:
 
         :raises KilnError: a target cannot be written or reached.
         """
-        if not self.targets:
-            return
         found = open_layout(Path(image.layout)).image(image.manifest)
         for target in self.targets:
             for layer in found.layers:
@@ -99,21 +96,13 @@ def made_with(layer: SharedLayer, plan: ImagePlan) -> tuple[ArtefactLayer, ...]:
     return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds and each != layer)
 
 
-def _note(layer: MadeLayer, blob: Blob, store: Store) -> None:
-    """Record *blob* as compared with a lock only, unless this machine made the layer itself."""
-    record = record_of(layer, store)
-    if record is None or not record.verified:
-        store.put_record("layers", key_of(layer), {**asdict(blob), "looked_into": False})
-
-
 def make_layer(
     layer: SharedLayer, plan: ImagePlan, environment: Environment, sources: BaseSources, caches: Caches
 ) -> tuple[Blob, str]:
     """Make *layer* of *plan* unless the store or a cache has it, and copy it to the caches that lack it.
 
     :returns: also "made", "reused", or "there" if all caches had it; then it need not be in the store.
-    :raises BuildFailed: as `build.build` does; or the layer differs from the recorded one.
-    :raises KilnError: a cache cannot be written or reached.
+    :raises KilnError: as `build.build` does; or a cache cannot be written or reached.
     """
     check_trusted(plan.locked, sources)
     check_rule(plan.locked)

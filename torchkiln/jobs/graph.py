@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.engine.cache_keys import layer_name
@@ -10,8 +10,6 @@ from torchkiln.engine.predicted_digest import predicted_blob
 from torchkiln.engine.shared_layers import SharedLayer, made_with, shared_layers
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan
-
-_LAYER = "layer-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,26 +25,24 @@ class Job:
     @property
     def is_image(self) -> bool:
         """Whether it makes an image."""
-        return not self.name.startswith(_LAYER)
+        return self.name == self.title
 
 
 def jobs_of(
-    plans: Iterable[ImagePlan],
+    images: Iterable[tuple[ImagePlan, Digest | None]],
     options: Sequence[str],
     of_images: Sequence[str],
     *,
     only_recorded: bool,
-    digest_of: Callable[[ImagePlan], Digest | None] = lambda _: None,
 ) -> tuple[Job, ...]:
-    """The jobs of *plans*, each after those that it needs. A shared layer is a job of the first image.
+    """The jobs of *images*, each after those that it needs. A shared layer is a job of the first image.
 
     :param options: of every job.
     :param of_images: further options of the jobs of images.
     :param only_recorded: no jobs for layers that their lock does not record: images make these themselves.
-    :param digest_of: the digest of an image; by default none is known.
     """
     jobs: dict[str, Job] = {}
-    for plan in plans:
+    for plan, digest in images:
         build, needs = ("build", plan.tag, "--locked"), []
         for layer in shared_layers(plan):
             blob, name = predicted_blob(layer, plan), _name(layer)
@@ -66,13 +62,13 @@ def jobs_of(
             title=plan.tag,
             arguments=(*build, "--no-smoke", *options, *of_images),
             needs=tuple(needs),
-            digest=digest_of(plan),
+            digest=digest,
         )
     return tuple(jobs.values())
 
 
 def _name(layer: SharedLayer) -> str:
-    return f"{_LAYER}{layer_name(layer)}"
+    return f"layer-{layer_name(layer)}"
 
 
 def groups(jobs: Sequence[Job], most: int) -> Iterator[tuple[Job, ...]]:

@@ -77,12 +77,9 @@ def this_machine() -> str:
 
 
 def _last_object(text: str) -> dict[str, Any]:
-    """The JSON object in the last line of *text*."""
-    try:
-        found = json.loads(text.strip().rpartition("\n")[2])
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    """The JSON object in the last line of *text* that has one."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return dict(json.loads(lines[-1])) if lines else {}
 
 
 def run(

@@ -63,14 +63,13 @@ _CACHES = (
         "--cache-from",
         metavar=_PLACE,
         multiple=True,
-        help="copy layers that the lock records from this cache of other machines; repeatable; with --engine"
-        " docker: passed to buildx",
+        help="copy layers that the lock records from this cache; repeatable; docker: passed to buildx",
     ),
     click.option(
         "--cache-to",
         metavar=_PLACE,
         multiple=True,
-        help="copy layers and images to this cache; repeatable; with --engine docker: passed to buildx",
+        help="copy layers and images to this cache; repeatable; docker: passed to buildx",
     ),
 )
 cache_options = gathered("many", Many, *_CACHES, without=("engine_at", "layer"))
@@ -117,7 +116,6 @@ def jobs_for(
     """The jobs of *cells*, and the reasons why some of several cells cannot be built.
 
     :param digests: also predict the digests of images, which takes three times as long.
-    :raises KilnError: the only cell cannot be built.
     """
     from torchkiln.engine.predicted_digest import predicted_digest
     from torchkiln.jobs.graph import jobs_of
@@ -125,22 +123,23 @@ def jobs_for(
     from torchkiln.plan.load import plan_locked
     from torchkiln.plan.plan import plan
 
-    plans, failures, folder = [], [], LockFolder(context.images, context.matrix, context.facts)
+    failures: list[KilnError] = []
+    plans, folder = [], LockFolder(context.images, context.matrix, context.facts)
     for cell in cells:
         try:
             locked = folder.load(cell)
             if digests:
-                plans.append(plan_locked(locked, context.matrix, context.facts))
+                whole = plan_locked(locked, context.matrix, context.facts)
+                plans.append((whole, predicted_digest(whole)))
             else:  # the layers are the same without rootfs/ and the lock's digest
-                plans.append(plan(locked, (), aliases=(), lock_digest=locked.inputs))
+                plans.append((plan(locked, (), aliases=(), lock_digest=locked.inputs), None))
         except KilnError as error:
             if len(cells) == 1:
                 raise
             failures.append(error)
     options = _repeated(ctx, "matrix_file", "images", "cache_from", "cache_to")
     of_images = _repeated(ctx, "output", "layer_format")
-    known = {"digest_of": predicted_digest} if digests else {}
-    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to), **known), failures
+    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to)), failures
 
 
 def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
