@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,14 @@ class Scene:
         """A command line of torchkiln."""
         return [sys.executable, "-m", "torchkiln", *words]
 
-    def run(
-        self, machine: str, *words: str, environ: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, machine: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run torchkiln on *machine*, in the folder of the locks."""
-        env = self.environ(machine) | dict(environ or {})
-        return subprocess.run(self.argv(*words), env=env, cwd=self.folder, capture_output=True, text=True)
+        environ = self.environ(machine)
+        return subprocess.run(self.argv(*words), env=environ, cwd=self.folder, capture_output=True, text=True)
+
+    def build(self, machine: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Build on *machine*, into a layout of its own; prints JSON."""
+        return self.run(machine, "build", "--json", "--output", machine, *words)
 
     def plan(self, form: str, *words: str) -> str:
         """The jobs of all cells, as a file of *form*."""
