@@ -20,7 +20,7 @@ from torchkiln.engine.predicted_digest import predicted_blob
 from torchkiln.engine.prerequisites import BaseSources, ready
 from torchkiln.engine.records import record_of
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.layer import Blob
+from torchkiln.model.layer import Blob, tag_suffix
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.oci.layout import open_layout
 from torchkiln.vault.places import Vault
@@ -81,7 +81,7 @@ class Caches:
             for layer in found.layers:
                 target.put(layer.digest, layer.size, layer.path)
             documents = (found.manifest_path.read_bytes(), found.config_path.read_bytes())
-            target.tag(f"unproven-{image.ref}", *documents)
+            target.tag(f"unproven-{image.ref}{tag_suffix(found.layer_format)}", *documents)
 
 
 def shared_layers(plan: ImagePlan) -> tuple[SharedLayer, ...]:
