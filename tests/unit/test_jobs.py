@@ -110,9 +110,3 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolMissing) as caught:
         open_engine("dask://host:8786")
     assert "pip install 'torchkiln[dask]'" in caught.value.hint
-
-
-@pytest.mark.parametrize("count", ["x", "0", "-1"])
-def test_a_wrong_number_of_processes(count: str) -> None:
-    with pytest.raises(ConfigError, match=f"processes:{count}: not a number"):
-        open_engine(f"processes:{count}")
