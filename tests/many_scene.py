@@ -8,11 +8,12 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.campaign import scene as campaign
 from tests.servers.index_server import IndexServer
@@ -73,12 +74,14 @@ class Scene:
         """A command line of torchkiln."""
         return [sys.executable, "-m", "torchkiln", *words]
 
-    def run(
-        self, machine: str, *words: str, environ: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, machine: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run torchkiln on *machine*, in the folder of the locks."""
-        env = self.environ(machine) | dict(environ or {})
-        return subprocess.run(self.argv(*words), env=env, cwd=self.folder, capture_output=True, text=True)
+        environ = self.environ(machine)
+        return subprocess.run(self.argv(*words), env=environ, cwd=self.folder, capture_output=True, text=True)
+
+    def build(self, machine: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Build on *machine*, into a layout of its own; prints JSON."""
+        return self.run(machine, "build", "--json", "--output", machine, *words)
 
     def plan(self, form: str, *words: str) -> str:
         """The jobs of all cells, as a file of *form*."""
@@ -109,15 +112,18 @@ def digests(output: str) -> dict[str, str]:
     return {line["tag"]: line["digest"] for line in objects(output) if "tag" in line}
 
 
-def fault_of_this_host() -> str:
-    """Why the base cannot be made on this host; empty if it can."""
+def _python_of_debian12() -> bool:
     done = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False)
-    return "" if "3.11." in done.stdout else "the base has the Python 3.11 of Debian 12"
+    return "3.11." in done.stdout
 
 
-@contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
+needs_base = pytest.mark.skipif(not _python_of_debian12(), reason="the base has the Python 3.11 of Debian 12")
+
+
+@pytest.fixture(scope="module", name="many")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A scene whose locks record the layers, as one machine made them."""
+    folder = tmp_path_factory.mktemp("many")
     (folder / "matrix.yaml").write_text(_MATRIX)
     with IndexServer() as server:
         found = Scene(folder=folder, server=server, tags=tuple(_lock(folder, server)))

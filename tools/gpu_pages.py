@@ -95,7 +95,7 @@ def _image(run: Run) -> str:
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A table with a row for each report above tier 0: how many checks of a tier passed, and notes on others."""
+    """A table with a row for each report above tier 0: how many checks of a tier passed, with notes."""
     shown = [run for run in known if any(found.tier for found in run.report.findings)]
     notes = list(dict.fromkeys(note for run in shown for note in _not_passed(run)))
     rows = [

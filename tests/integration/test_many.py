@@ -18,19 +18,14 @@ import pytest
 
 from tests.campaign.host import can_mount
 from tests.layers import sha256
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, objects, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, made, needs_base, objects
 from tests.servers.registry_server import RegistryServer
 from torchkiln.jobs.graph import Job
 from torchkiln.jobs.run import Outcome, run
 from torchkiln.locks.lock import load_locked, save
 
-pytestmark = pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none")
-
-
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
+__all__ = ["a_scene"]
+pytestmark = needs_base
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +73,7 @@ def test_a_machine_takes_the_layers_of_others_from_a_cache(many: Scene, cache: s
     many.server.sent.clear()
 
     for tag in many.tags:
-        done = many.run(f"{name}-b", "build", tag, "--json", "--cache-from", cache, "--output", name)
+        done = many.build(f"{name}-b", tag, "--cache-from", cache)
         assert digests(done.stdout) == {tag: many.digests[tag]}, done.stderr
     third = make(many, f"{name}-c", *both(cache))
     assert (made(third.stdout), digests(third.stdout)) == ({"there": LAYERS}, many.digests)
@@ -89,7 +84,7 @@ def test_a_machine_takes_the_layers_of_others_from_a_cache(many: Scene, cache: s
 def test_a_lying_cache_is_named_and_not_used(many: Scene, tmp_path: Path, fault: str) -> None:
     """The layer is made again from its wheel; the image is the same."""
     cache, (tag, *_) = tmp_path / "shared", many.tags
-    assert many.run("liar", "build", tag, "--cache-to", str(cache), "--output", "liar").returncode == 0
+    assert many.build("liar", tag, "--cache-to", str(cache)).returncode == 0
     (job,) = (job for job in many.jobs() if job["title"].startswith("torch ") and tag in job["arguments"])
     blob = cache / "blobs/sha256" / job["digest"].removeprefix("sha256:")
     data = bytearray(blob.read_bytes())
@@ -102,9 +97,7 @@ def test_a_lying_cache_is_named_and_not_used(many: Scene, tmp_path: Path, fault:
         blob.write_bytes(data if fault == "a flipped byte" else data[:-1])
     many.server.sent.clear()
 
-    done = many.run(
-        tmp_path.name, "build", tag, "--json", "--cache-from", str(cache), "--output", tmp_path.name
-    )
+    done = many.build(tmp_path.name, tag, "--cache-from", str(cache))
     assert digests(done.stdout) == {tag: many.digests[tag]}, done.stderr
     assert [name.partition("-")[0] for name in many.fetched()] == ["torch"]
     warned = f"{cache}: {job['digest'][:19]}: checksum mismatch" in done.stderr
@@ -114,23 +107,12 @@ def test_a_lying_cache_is_named_and_not_used(many: Scene, tmp_path: Path, fault:
 def test_nothing_of_a_cache_is_believed_without_a_record(many: Scene, tmp_path: Path) -> None:
     """A lock without recorded layers: every layer is made here, whatever a cache names as its image."""
     cache, (tag, *_) = tmp_path / "shared", many.tags
-    assert many.run("liar", "build", tag, "--cache-to", str(cache), "--output", "liar").returncode == 0
+    assert many.build("liar", tag, "--cache-to", str(cache)).returncode == 0
     images = shutil.copytree(many.images, tmp_path / "images")
     save(images, replace(load_locked(images, tag), layers=()))
     many.server.sent.clear()
 
-    words = (
-        "build",
-        tag,
-        "--json",
-        "--cache-from",
-        str(cache),
-        "--images",
-        str(images),
-        "--output",
-        tmp_path.name,
-    )
-    done = many.run(tmp_path.name, *words)
+    done = many.build(tmp_path.name, tag, "--cache-from", str(cache), "--images", str(images))
     assert digests(done.stdout) == {tag: many.digests[tag]}, done.stderr
     assert len(many.fetched()) == 6
     planned = many.jobs("--images", str(images), *both(str(cache)))
@@ -143,11 +125,10 @@ def test_a_lost_registry_is_named_and_the_layers_are_made(many: Scene, tmp_path:
         cache = f"oci://{server.host}/team/cache"
     tag = many.tags[0]
 
-    done = many.run(tmp_path.name, "build", tag, "--json", "--cache-from", cache, "--output", tmp_path.name)
+    done = many.build(tmp_path.name, tag, "--cache-from", cache)
     assert digests(done.stdout) == {tag: many.digests[tag]}, done.stderr
     assert "the layer is made here" in done.stderr
-    refused = many.run(tmp_path.name, "build", tag, "--cache-to", cache, "--output", tmp_path.name)
-    assert refused.returncode == 9
+    assert many.build(tmp_path.name, tag, "--cache-to", cache).returncode == 9
 
 
 def test_two_machines_with_the_same_key_at_once(many: Scene, cache: str, tmp_path: Path) -> None:
@@ -173,9 +154,7 @@ def test_two_machines_with_the_same_key_at_once(many: Scene, cache: str, tmp_pat
 
 
 def test_a_build_on_processes(many: Scene, tmp_path: Path) -> None:
-    done = many.run(
-        tmp_path.name, "build", "--all", "--on", "processes:2", "--json", "--output", tmp_path.name
-    )
+    done = many.build(tmp_path.name, "--all", "--on", "processes:2")
 
     assert done.returncode == 0, done.stderr
     assert digests(done.stdout) == many.digests
@@ -224,9 +203,9 @@ def test_a_registry_that_is_down_for_a_time(many: Scene, tmp_path: Path) -> None
     """Jobs fail, and are run again with pauses until it is there."""
     with RegistryServer() as server:
         port = server.host
-    words = ("build", "--all", "--on", "processes:2", "--json", *both(f"oci://{port}/team/cache"))
+    words = ("--all", "--on", "processes:2", *both(f"oci://{port}/team/cache"))
     with ThreadPoolExecutor() as threads:
-        pending = threads.submit(many.run, tmp_path.name, *words, "--output", tmp_path.name)
+        pending = threads.submit(many.build, tmp_path.name, *words)
         time.sleep(8)
         with RegistryServer(port=int(port.rpartition(":")[2])) as server:
             done = pending.result()

@@ -16,15 +16,12 @@ import pytest
 
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.many_scene import LAYERS, Scene, digests, fault_of_this_host, made, scene
+from tests.many_scene import LAYERS, Scene, a_scene, digests, made, needs_base
 from tests.needs import give_up, nightly
 from torchkiln.util.places import ROOT
 
-pytestmark = [
-    pytest.mark.proof,
-    nightly,
-    pytest.mark.skipif(bool(fault_of_this_host()), reason=fault_of_this_host() or "none"),
-]
+__all__ = ["a_scene"]
+pytestmark = [pytest.mark.proof, nightly, needs_base]
 SEED = int(os.environ.get("TORCHKILN_SEED", "20261201"))
 # Each node has its own cache.
 _PROGRAM = """\
@@ -34,19 +31,11 @@ exec python3 -m torchkiln "$@" --json
 """
 
 
-@pytest.fixture(scope="module", name="many")
-def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("many")) as found:
-        yield found
-
-
 @pytest.fixture(scope="module", name="cluster")
 def a_cluster(many: Scene) -> Iterator[Cluster]:
     """A cluster in the folder of the scene, with this environment's packages, by hard links."""
     for name in ("torchkiln", "rootfs", "templates"):
-        shutil.copytree(
-            ROOT / name, many.folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, many.folder / "site" / name)
     packages = [sysconfig.get_paths()["purelib"], *os.environ.get("PYTHONPATH", "").split(":")[1:]]
     for folder in packages:
         subprocess.run(["cp", "-aln", f"{folder}/.", many.folder / "site"], check=False, capture_output=True)
@@ -61,14 +50,13 @@ def a_cluster(many: Scene) -> Iterator[Cluster]:
 
 def environ(many: Scene, name: str) -> list[str]:
     """Words of env(1): the environment of a user of the cluster *name*, a word in the names of caches."""
-    own = {
-        "PYTHONPATH": "/srv/site",
-        "TORCHKILN_VAULT": "/srv/vault",
-        "TORCHKILN": "/srv/program",
-        "CLUSTER": name,
-    }
-    own |= {"PYTHONDONTWRITEBYTECODE": "1", "UV_INDEX_URL": many.server.url("simple")}
-    return ["env", *(f"{key}={value}" for key, value in own.items())]
+    words = [
+        "PYTHONPATH=/srv/site",
+        "TORCHKILN_VAULT=/srv/vault",
+        "TORCHKILN=/srv/program",
+        f"CLUSTER={name}",
+    ]
+    return ["env", *words, "PYTHONDONTWRITEBYTECODE=1", f"UV_INDEX_URL={many.server.url('simple')}"]
 
 
 def submitted(many: Scene, cluster: Cluster, name: str) -> list[str]:
@@ -110,19 +98,16 @@ def test_a_killed_job_and_a_drained_node_lose_nothing(many: Scene, cluster: Clus
     try:
         submitted(many, cluster, name)
         end, instant = time.monotonic() + 100, draw.uniform(0.0, 2.0)
-        while not (
-            running := cluster.run("squeue", "--noheader", "--states=R", "--format=%A %N").stdout.split()
-        ):
+        squeue = ("squeue", "--noheader", "--states=R", "--format=%A %N")
+        while not (running := cluster.run(*squeue).stdout.split()):
             assert time.monotonic() < end
             time.sleep(0.1)
         time.sleep(instant)
         job, node = running[:2]
         sys.stderr.write(f"seed {SEED}: job {job} on {node} killed after {instant:.3f} s\n")
         other = "n2" if node == "n1" else "n1"
-        assert (
-            cluster.run("scontrol", "update", f"nodename={other}", "state=drain", "reason=test").returncode
-            == 0
-        )
+        drain = ("scontrol", "update", f"nodename={other}", "state=drain", "reason=test")
+        assert cluster.run(*drain).returncode == 0
         assert cluster.run("scontrol", "requeue", job).returncode == 0
         time.sleep(draw.uniform(2.0, 6.0))
         cluster.run("scontrol", "update", f"nodename={other}", "state=resume")

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.cache_bound import excess, max_size_option
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.cli.shared.many import Many, build_jobs, many_options
+from torchkiln.cli.shared.machines import Machines, build_jobs, machine_options
 from torchkiln.cli.shared.options import (
     format_option,
     gathered,
@@ -123,7 +123,7 @@ class _Tests:
     click.option("--builder", metavar="NAME", help="docker: the buildx builder"),
     click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base"),
 )
-@many_options
+@machine_options
 @locked_option
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -143,7 +143,7 @@ def build(
     form: str,
     layer_format: LayerFormat,
     buildx: _Buildx,
-    many: Many,
+    machines: Machines,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -153,9 +153,9 @@ def build(
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
     """
-    for other, options in _ONLY.items():  # they would be ignored
+    for other, names in _ONLY.items():  # they would be ignored
         if other != engine:
-            refuse(ctx, options, f"is for --engine {other}")
+            refuse(ctx, names, f"is for --engine {other}")
     smoke, tier = tests.smoke, tests.tier
     if tier is not None:
         if smoke is False and ctx.get_parameter_source("smoke") is ParameterSource.COMMANDLINE:
@@ -163,19 +163,18 @@ def build(
         smoke = True
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, locked, quiet)
-    if many.layer or many.engine_at:
+    if machines.layer or machines.engine_at:
         refuse(ctx, _WHOLE, "cannot be used with --layer and --on")
-        build_jobs(ctx, context, cells, many, as_json=as_json)
+        build_jobs(ctx, context, cells, machines, as_json=as_json)
         return
     image_builder: _EmbeddedBuilder | DockerBuilder
-    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, early, many)
+    image_builder = _EmbeddedBuilder(context, output.absolute(), form, layer_format, early, machines)
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
         from torchkiln.docker.build import BuildxOptions
 
-        image_builder = DockerBuilder(
-            context, BuildxOptions(**asdict(buildx), cache_from=many.cache_from, cache_to=many.cache_to)
-        )
+        options = BuildxOptions(**asdict(buildx), cache_from=machines.cache_from, cache_to=machines.cache_to)
+        image_builder = DockerBuilder(context, options)
     runs = None
     if engine == "embedded" and smoke is not False and not dry_run:
         from torchkiln.cli.shared.smoke_output import BuildSmoke
@@ -217,7 +216,7 @@ class _EmbeddedBuilder:
     form: str
     layer_format: LayerFormat
     early: _Ahead
-    many: Many
+    machines: Machines
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.engine import build as builder
@@ -237,7 +236,7 @@ class _EmbeddedBuilder:
                 " torchkiln push --licence-confirmed",
             )
         context.keep(locked)
-        caches = self.many.open_caches(cell)
+        caches = self.machines.open_caches(cell)
         more: dict[str, Any] = {}
         with (
             console.progress(quiet=context.quiet) as observer,

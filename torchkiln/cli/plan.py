@@ -13,7 +13,7 @@ import click
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.groups import default_group
-from torchkiln.cli.shared.many import Many, cache_options, jobs_for
+from torchkiln.cli.shared.machines import Machines, cache_options, jobs_for
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
@@ -147,7 +147,7 @@ def plan() -> None:
 @cache_options
 @click.pass_context
 def show(
-    ctx: click.Context, chosen: CellOptions, images: Path, as_json: bool, form: str | None, many: Many
+    ctx: click.Context, chosen: CellOptions, images: Path, as_json: bool, form: str | None, machines: Machines
 ) -> None:
     """Show the layers of the selected images before they are built, with their sizes.
 
@@ -157,9 +157,9 @@ def show(
     cells, grid, known = chosen.cells(must_name=True)
     if form:
         context = BuildContext(grid, known, images, True, False)
-        click.echo(_as_jobs(ctx, context, cells, form, many), nl=False)
+        click.echo(_as_jobs(ctx, context, cells, form, machines), nl=False)
         return
-    if many != Many():
+    if machines != Machines():
         raise click.UsageError("--cache-from and --cache-to require --as")
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for image_plan in plans:
@@ -169,26 +169,22 @@ def show(
             click.echo(json.dumps(to_json(image_plan), indent=2 if len(plans) == 1 else None))
 
 
-def _as_jobs(ctx: click.Context, context: BuildContext, cells: Sequence[Cell], form: str, many: Many) -> str:
-    """The jobs of *cells*; of several cells, those that cannot be built are left out, with a warning.
-
-    :raises ConfigError: the machines of *form* share no folder, and *many* names no registry.
-    """
+def _as_jobs(
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], form: str, machines: Machines
+) -> str:
+    """The jobs of *cells*; of several cells, those that cannot be built are left out, with a warning."""
     from torchkiln.jobs.formats import FORMATS
 
-    if form in ("github", "k8s") and not any(where.startswith("oci://") for where in many.cache_to):
+    if form in ("github", "k8s") and not any(where.startswith("oci://") for where in machines.cache_to):
         raise ConfigError(
             f"--as {form}: the jobs share no cache",
             hint="name a registry: --cache-from oci://HOST/REPOSITORY --cache-to oci://HOST/REPOSITORY",
         )
-    jobs, failures = jobs_for(ctx, context, cells, many)
+    jobs, failures = jobs_for(ctx, context, cells, machines, digests=False)
     if failures:
         console.say(
             f"warning: {len(failures)} of {len(cells)} cells are left out: not locked, or unavailable"
         )
-    alone = sum(job.is_image and job.digest is None for job in jobs)
-    if many.cache_to and alone:
-        console.say(f"warning: the locks of {alone} images do not record all layers, so these jobs make them")
     return FORMATS[form](jobs)
 
 

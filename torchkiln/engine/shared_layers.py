@@ -17,10 +17,9 @@ from torchkiln.engine.environment import Environment
 from torchkiln.engine.image import compare_with_lock, make_layers
 from torchkiln.engine.known import known_blob, predicted_blob
 from torchkiln.engine.prerequisites import BaseSources, ready
-from torchkiln.model.layer import Blob, BuiltImage
+from torchkiln.model.layer import Blob, BuiltImage, tag_suffix
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.oci.layout import open_layout
-from torchkiln.store.store import Store
 from torchkiln.vault.places import Vault
 from torchkiln.vault.sources import read_from
 
@@ -65,8 +64,8 @@ class Caches:
             finally:
                 temporary.unlink(missing_ok=True)
                 report.end("download", layer.title)
-        if not isinstance(layer, ArtefactLayer):
-            _note(layer, blob, store)
+        if not isinstance(layer, ArtefactLayer) and not ((own := record_of(layer, store)) and own.verified):
+            store.put_record("layers", key_of(layer), {**asdict(blob), "looked_into": False})
         return ()
 
     def give(self, image: BuiltImage) -> None:
@@ -74,14 +73,12 @@ class Caches:
 
         :raises KilnError: a target cannot be written or reached.
         """
-        if not self.targets:
-            return
         found = open_layout(Path(image.layout)).image(image.manifest)
         for target in self.targets:
             for layer in found.layers:
                 target.put(layer.digest, layer.size, layer.path)
             documents = (found.manifest_path.read_bytes(), found.config_path.read_bytes())
-            target.tag(f"unproven-{image.ref}", *documents)
+            target.tag(f"unproven-{image.ref}{tag_suffix(found.layer_format)}", *documents)
 
 
 def shared_layers(plan: ImagePlan) -> tuple[SharedLayer, ...]:
@@ -91,19 +88,9 @@ def shared_layers(plan: ImagePlan) -> tuple[SharedLayer, ...]:
 
 def made_with(layer: SharedLayer, plan: ImagePlan) -> tuple[ArtefactLayer, ...]:
     """The layers of *plan* without which *layer* cannot be made: byte-code is compiled by their Python."""
-    kinds = {"base"}
-    if isinstance(layer, ToolkitLayer) or (isinstance(layer, ArtefactLayer) and layer.kind == "base"):
-        kinds = set()
-    elif isinstance(layer, WheelLayer) and layer.python.version != plan.locked.base.python:
-        kinds.add("standalone")
-    return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds)
-
-
-def _note(layer: MadeLayer, blob: Blob, store: Store) -> None:
-    """Record *blob* as compared with a lock only, unless this machine made the layer itself."""
-    record = record_of(layer, store)
-    if record is None or not record.verified:
-        store.put_record("layers", key_of(layer), {**asdict(blob), "looked_into": False})
+    other = isinstance(layer, WheelLayer) and layer.python.version != plan.locked.base.python
+    kinds = () if isinstance(layer, ToolkitLayer) else ("base", "standalone") if other else ("base",)
+    return tuple(each for each in plan.of(ArtefactLayer) if each.kind in kinds and each != layer)
 
 
 def make_layer(
@@ -112,8 +99,7 @@ def make_layer(
     """Make *layer* of *plan* unless the store or a cache has it, and copy it to the caches that lack it.
 
     :returns: also "made", "reused", or "there" if all caches had it; then it need not be in the store.
-    :raises BuildFailed: as `build.build` does; or the layer differs from the recorded one.
-    :raises KilnError: a cache cannot be written or reached.
+    :raises KilnError: as `build.build` does; or a cache cannot be written or reached.
     """
     check_trusted(plan.locked, sources)
     check_rule(plan.locked)
@@ -147,9 +133,6 @@ def _reduced(plan: ImagePlan, layer: SharedLayer) -> ImagePlan:
     """*plan* with only *layer* and those that it is made with, also in its lock."""
     layers = (*made_with(layer, plan), layer)
     artefacts = [each.artefact for each in layers if isinstance(each, ArtefactLayer)]
-    kept = replace(
-        plan.locked,
-        tools=plan.locked.tools if plan.locked.tools in artefacts else None,
-        standalone=plan.locked.standalone if plan.locked.standalone in artefacts else None,
-    )
-    return replace(plan, locked=kept, layers=layers)
+    tools = plan.locked.tools if plan.locked.tools in artefacts else None
+    standalone = plan.locked.standalone if plan.locked.standalone in artefacts else None
+    return replace(plan, locked=replace(plan.locked, tools=tools, standalone=standalone), layers=layers)

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.engine.cache_keys import layer_name
-from torchkiln.engine.known import predicted_blob, predicted_digest
+from torchkiln.engine.known import predicted_blob
 from torchkiln.engine.shared_layers import SharedLayer, made_with, shared_layers
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan
-
-_LAYER = "layer-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,25 +20,29 @@ class Job:
     title: str  # of the layer; the tag of an image
     arguments: tuple[str, ...]  # of torchkiln
     needs: tuple[str, ...]  # names of jobs
-    digest: Digest | None  # None: not recorded in the lock
+    digest: Digest | None  # None: not known, because a lock does not record it
 
     @property
     def is_image(self) -> bool:
         """Whether it makes an image."""
-        return not self.name.startswith(_LAYER)
+        return self.name == self.title
 
 
 def jobs_of(
-    plans: Iterable[ImagePlan], options: Sequence[str], of_images: Sequence[str], *, only_recorded: bool
+    images: Iterable[tuple[ImagePlan, Digest | None]],
+    options: Sequence[str],
+    of_images: Sequence[str],
+    *,
+    only_recorded: bool,
 ) -> tuple[Job, ...]:
-    """The jobs of *plans*, each after those that it needs. A shared layer is a job of the first image.
+    """The jobs of *images*, each after those that it needs. A shared layer is a job of the first image.
 
     :param options: of every job.
     :param of_images: further options of the jobs of images.
     :param only_recorded: no jobs for layers that their lock does not record: images make these themselves.
     """
     jobs: dict[str, Job] = {}
-    for plan in plans:
+    for plan, digest in images:
         build, needs = ("build", plan.tag, "--locked"), []
         for layer in shared_layers(plan):
             blob, name = predicted_blob(layer, plan), _name(layer)
@@ -60,13 +62,13 @@ def jobs_of(
             title=plan.tag,
             arguments=(*build, "--no-smoke", *options, *of_images),
             needs=tuple(needs),
-            digest=predicted_digest(plan),
+            digest=digest,
         )
     return tuple(jobs.values())
 
 
 def _name(layer: SharedLayer) -> str:
-    return f"{_LAYER}{layer_name(layer)}"
+    return f"layer-{layer_name(layer)}"
 
 
 def groups(jobs: Sequence[Job], most: int) -> Iterator[tuple[Job, ...]]:

@@ -1,4 +1,4 @@
-"""The engine `slurm`: submitit submits the jobs; sbatch reads its options from variables, SBATCH_*."""
+"""The engine `slurm[:PARTITION]`: submitit submits the jobs; sbatch reads the variables SBATCH_*."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import submitit
 
-from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.errors import ToolMissing
 from torchkiln.jobs.run import Engine
 
 _QUEUED = 64  # jobs at a time: Slurm's scheduler slows down with thousands of single jobs
-_FOLDER = "torchkiln-jobs"
+_FOLDER, _MINUTES = "torchkiln-jobs", 120
 
 
 class SlurmEngine(ThreadPoolExecutor):
@@ -27,15 +27,13 @@ class SlurmEngine(ThreadPoolExecutor):
         return super().submit(lambda: self._slurm.submit(function, *arguments).result())
 
 
-def slurm(rest: str) -> AbstractContextManager[Engine]:
+def slurm(partition: str) -> AbstractContextManager[Engine]:
     """The cluster of this machine. The current folder must be the same on all nodes.
 
     :raises ToolMissing: Slurm is not installed.
     """
-    if rest:
-        raise ConfigError(f"--on slurm:{rest}: slurm has no address", hint="set SBATCH_PARTITION and others")
     if submitit.SlurmExecutor.affinity() < 0:
         raise ToolMissing("--on slurm: srun was not found", hint="run it on a login node of the cluster")
     found = submitit.SlurmExecutor(folder=_FOLDER, max_num_timeout=3)
-    found.update_parameters(job_name="torchkiln", use_srun=False, time=24 * 60)
+    found.update_parameters(job_name="torchkiln", partition=partition or None, use_srun=False, time=_MINUTES)
     return SlurmEngine(found)

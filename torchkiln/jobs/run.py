@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -40,7 +41,7 @@ class Outcome:
     how: str = ""  # of a layer: "made", "reused", "there"
     machine: str = ""  # host and cache
     seconds: float = 0.0
-    error: str = ""
+    error: str = ""  # or the warnings of a process that ended well
     hint: str = ""
 
 
@@ -55,17 +56,17 @@ def execute(arguments: Sequence[str], pause: float = 0.0, failed_on: Collection[
         return Outcome(code=_ELSEWHERE, machine=machine)
     time.sleep(pause)
     started = time.monotonic()
-    argv = [sys.executable, "-m", "torchkiln", *arguments, "--json", "--quiet"]
+    argv = [sys.executable, "-m", "torchkiln", *arguments, "--json"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     found, fault = _last_object(done.stdout), _last_object(done.stderr)
-    digest = str(found.get("digest", ""))
+    digest, warnings = str(found.get("digest", "")), re.findall("warning: .*", done.stderr)
     return Outcome(
         code=done.returncode or (0 if digest else BuildFailed.exit_code),
         digest=digest,
         how=str(found.get("how", "")),
         machine=machine,
         seconds=time.monotonic() - started,
-        error=str(fault.get("error") or done.stderr[-500:] or f"exit code {done.returncode}, no digest"),
+        error=str(fault.get("error", "\n".join(warnings) if digest else done.stderr[-500:])),
         hint=str(fault.get("hint", "")),
     )
 
@@ -76,12 +77,9 @@ def this_machine() -> str:
 
 
 def _last_object(text: str) -> dict[str, Any]:
-    """The JSON object in the last line of *text*."""
-    try:
-        found = json_of(text.strip().rpartition("\n")[2].encode())
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    """The JSON object in the last line of *text* that has one."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return dict(json_of(lines[-1].encode())) if lines else {}
 
 
 def run(

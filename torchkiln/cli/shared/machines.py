@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Many:
+class Machines:
     """The caches that machines share, the engine that runs jobs, and the only layer to make."""
 
     cache_from: tuple[str, ...] = ()
@@ -63,32 +63,31 @@ _CACHES = (
         "--cache-from",
         metavar=_PLACE,
         multiple=True,
-        help="copy layers that the lock records from this cache of other machines; repeatable; with --engine"
-        " docker: passed to buildx",
+        help="copy layers that the lock records from this cache; repeatable; docker: passed to buildx",
     ),
     click.option(
         "--cache-to",
         metavar=_PLACE,
         multiple=True,
-        help="copy layers and images to this cache; repeatable; with --engine docker: passed to buildx",
+        help="copy layers and images to this cache; repeatable; docker: passed to buildx",
     ),
 )
-cache_options = gathered("many", Many, *_CACHES, without=("engine_at", "layer"))
-many_options = gathered(
-    "many",
-    Many,
+cache_options = gathered("machines", Machines, *_CACHES, without=("engine_at", "layer"))
+machine_options = gathered(
+    "machines",
+    Machines,
     *_CACHES,
     click.option(
         "--on",
         "engine_at",
         metavar="ENGINE",
-        help="run a job for each layer and image on processes[:N] of this machine, dask://HOST:PORT or slurm",
+        help="run a job for each layer and image on processes[:N], dask://HOST:PORT or slurm[:PARTITION]",
     ),
     click.option("--layer", metavar="NAME", help="make only this layer, which `plan --as json` names"),
 )
 
 
-def _one_layer(context: BuildContext, cells: Sequence[Cell], many: Many) -> dict[str, Any]:
+def _one_layer(context: BuildContext, cells: Sequence[Cell], machines: Machines) -> dict[str, Any]:
     """Make the layer of the one cell; returns what --json prints."""
     from torchkiln.engine.cache_keys import layer_name
     from torchkiln.engine.environment import open_environment
@@ -98,40 +97,50 @@ def _one_layer(context: BuildContext, cells: Sequence[Cell], many: Many) -> dict
     if len(cells) != 1:
         raise ConfigError(f"--layer takes one image, but {len(cells)} are selected", hint="name one TAG")
     plan = plan_locked(context.locked(cells[0]), context.matrix, context.facts)
-    layer = next((each for each in shared_layers(plan) if layer_name(each) == many.layer), None)
+    layer = next((each for each in shared_layers(plan) if layer_name(each) == machines.layer), None)
     if layer is None:
         raise ConfigError(
-            f"{plan.tag} has no layer {many.layer}",
+            f"{plan.tag} has no layer {machines.layer}",
             hint="the lock or the recipe is not that of the plan: run torchkiln plan --as again, here",
         )
-    caches = many.open_caches(cells[0]) or Caches()
+    caches = machines.open_caches(cells[0]) or Caches()
     with console.progress(quiet=context.quiet) as observer:
         environment = open_environment(context.store(), observer=observer, say=context.say)
         blob, how = make_layer(layer, plan, environment, context.sources, caches)
-    return {"layer": many.layer, "what": layer.title, "how": how, "digest": blob.digest, "size": blob.size}
+    about = {"layer": machines.layer, "what": layer.title, "how": how}
+    return {**about, "digest": blob.digest, "size": blob.size}
 
 
 def jobs_for(
-    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], machines: Machines, *, digests: bool
 ) -> tuple[tuple[Job, ...], list[KilnError]]:
     """The jobs of *cells*, and the reasons why some of several cells cannot be built.
 
-    :raises KilnError: the only cell cannot be built.
+    :param digests: also predict the digests of images, which takes three times as long.
     """
+    from torchkiln.engine.known import predicted_digest
     from torchkiln.jobs.graph import jobs_of
-    from torchkiln.plan.load import plan_cell
+    from torchkiln.locks.folder import LockFolder
+    from torchkiln.plan.load import plan_locked
+    from torchkiln.plan.plan import plan
 
-    plans, failures = [], []
+    failures: list[KilnError] = []
+    plans, folder = [], LockFolder(context.images, context.matrix, context.facts)
     for cell in cells:
         try:
-            plans.append(plan_cell(cell, context.matrix, context.facts, images=context.images))
+            locked = folder.load(cell)
+            if digests:
+                whole = plan_locked(locked, context.matrix, context.facts)
+                plans.append((whole, predicted_digest(whole)))
+            else:  # the layers are the same without rootfs/ and the lock's digest
+                plans.append((plan(locked, (), aliases=(), lock_digest=locked.inputs), None))
         except KilnError as error:
             if len(cells) == 1:
                 raise
             failures.append(error)
     options = _repeated(ctx, "matrix_file", "images", "cache_from", "cache_to")
     of_images = _repeated(ctx, "output", "layer_format")
-    return jobs_of(plans, options, of_images, only_recorded=bool(many.cache_to)), failures
+    return jobs_of(plans, options, of_images, only_recorded=bool(machines.cache_to)), failures
 
 
 def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
@@ -146,28 +155,30 @@ def _repeated(ctx: click.Context, *names: str) -> tuple[str, ...]:
 
 
 def build_jobs(
-    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], many: Many, *, as_json: bool
+    ctx: click.Context, context: BuildContext, cells: Sequence[Cell], machines: Machines, *, as_json: bool
 ) -> None:
     """Make one layer, or all layers and images on an engine; print the digests.
 
     :raises KilnError: one of them cannot be made; the others are.
     """
-    if many.layer:
-        found = _one_layer(context, cells, many)
+    if machines.layer:
+        found = _one_layer(context, cells, machines)
         click.echo(json.dumps(found) if as_json else found["digest"])
         return
     from torchkiln.jobs.engines import open_engine
     from torchkiln.jobs.run import Outcome, run
 
-    jobs, failures = jobs_for(ctx, context, cells, many)
+    jobs, failures = jobs_for(ctx, context, cells, machines, digests=True)
     done: dict[str, Outcome] = {}
 
     def finished(job: Job, outcome: Outcome) -> None:
         done[job.name] = outcome
-        how = f"failed: {outcome.error}" if outcome.code else outcome.how or "built"
-        context.say(f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)")
+        how = "failed" if outcome.code else outcome.how or "built"
+        context.say(
+            f"{job.title}: {how} ({outcome.machine}, {outcome.seconds:.1f} s)\n{outcome.error}".strip()
+        )
 
-    with open_engine(many.engine_at or "") as engine:
+    with open_engine(machines.engine_at or "") as engine:
         run(jobs, engine, finished)
     for job in jobs:
         outcome = done.get(job.name, Outcome(code=1, error="not built, because a layer of it failed"))
