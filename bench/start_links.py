@@ -50,7 +50,7 @@ _MOUNTED: Mapping[str, str] = {
     "EROFS store on a share": "mounted; a file for each layer",
 }
 _SLOW = 10**8  # on such a link a pull takes minutes, so there is one round
-_SPACE = 30 * 10**9  # bytes; two images, and one in the engine, compressed and unpacked
+_SPACE = 25 * 10**9  # bytes; an image with zstd, and one in the engine, compressed and unpacked; and reserve
 _AIMS = (5.0, 3.0)  # seconds at most, of a mounted image: the first, the second
 _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 _PULL = 'docker pull --quiet "$1" >&2 && docker run --rm --network none "$1" python -c "$2"'
@@ -184,6 +184,7 @@ def _of_share(subject: Subject, folder: Path, say: Say) -> Iterator[list[Contend
             return scene.mounted(files[kind, which], shared, bits_per_s, first=which == WHICH[0])
 
         yield _contenders(_MOUNTED, run, slow=None)
+    remove(source)
 
 
 def _contenders(
