@@ -137,6 +137,7 @@ class Share:
     def unmount(self) -> None:
         if self._client:
             subprocess.run(["umount", "--lazy", str(self.target)], check=False)
+            self._client.terminate()  # other processes' mount namespaces may have copies of the mount
             self._client.wait()
             self._client = None
 

@@ -40,6 +40,7 @@ def page(document: Mapping[str, Any]) -> str:
         for benchmark in document["benchmarks"].values()
     ]
     left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
+    said: set[str] = set()
     parts = [
         _HEAD,
         "## Targets\n",
@@ -47,7 +48,7 @@ def page(document: Mapping[str, Any]) -> str:
             ("what", "target", "median (minimum to maximum)", "met"),
             (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
         ),
-        *(part for one, run in outcomes for part in _section(one, run)),
+        *(part for one, run in outcomes for part in _section(one, run, said)),
         "## Machines and versions\n",
         *dict.fromkeys(machine_line(run) for _, run in outcomes),
         "\n## Not measured\n",
@@ -115,14 +116,16 @@ def machine_line(run: Mapping[str, Any]) -> str:
     return f"- {cores} ({machine['cpu']}), {machine['memory_gib']} GiB, {machine['kernel']}; {programs}."
 
 
-def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
+def _section(outcome: Outcome, run: Mapping[str, Any], said: set[str]) -> list[str]:
+    """The parts of the page about *outcome*. Notes that are in *said* are left out; its own are added."""
     parts = [f"## {outcome.title}\n", f"State: {outcome.state}.\n"]
     if outcome.series:
         parts.append(table(outcome.series[0], outcome.series[1:]))
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
         parts.append(table(titles, map(_side_row, outcome.sides)))
-    parts += [f"{note}\n" for note in outcome.notes]
+    parts += [f"{note}\n" for note in outcome.notes if note not in said]
+    said.update(outcome.notes)
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
 
