@@ -5,7 +5,6 @@ The second image is the first one with another layer on top, such as the code of
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.meters import Failed, measure
-from bench.node_network import ServedImage, Share, own_network, registry, set_rate, share, sshfs
+from bench.node_network import ServedImage, Share, digest_of, own_network, registry, set_rate, share, sshfs
 from bench.results import Figure, Outcome, Sample, Side
 from bench.sides import Contender, Say, alternate, remove
-from bench.start import STEP
+from bench.start import STEP, unimportable
 from bench.subject import KILN, Subject
 from tests.engine.fixture import reach
 from tests.engine.root import NoEngine
 from tests.erofs_tools import mkfs_in
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.digest import Digest
 from torchkiln.model.plan import OverlayFile
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.erofs import convert, find_mkfs, place_of
@@ -61,6 +59,8 @@ _NOTES = (
     " server's page cache; the node's is empty before a first image.",
     "Core-seconds and memory of pulls are those of the client, without the engine.",
 )
+_SHARE = "From an image on a share to its first training step, without a GPU"
+_REGISTRY = "From an image in a registry to its first training step, without a GPU"
 _STATE = "the node has nothing of the first image, and has the first image when the second one starts"
 _NOT_MEASURED = (
     "Pulls over 100 Mbit/s: by their size the gzip layers take at least 272 s, the zstd layers 193 s.",
@@ -115,6 +115,8 @@ class LinkScene:
 
 def start_links(subject: Subject, rounds: int, say: Say) -> Outcome:
     """Measure the time until the first training step of a mounted image is done, without a GPU."""
+    if subject.generated:
+        return unimportable("start-links", _SHARE)
     with tempfile.TemporaryDirectory(prefix="links-", dir=subject.scratch) as name:
         found = _measured(_of_share, subject, Path(name), rounds, say)
     figures = [
@@ -125,7 +127,7 @@ def start_links(subject: Subject, rounds: int, say: Say) -> Outcome:
     ]
     return Outcome(
         name="start-links",
-        title="From an image on a share to its first training step, without a GPU",
+        title=_SHARE,
         state=_STATE,
         sides=tuple(found.values()),
         figures=tuple(figures),
@@ -135,11 +137,13 @@ def start_links(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 def start_pulls(subject: Subject, rounds: int, say: Say) -> Outcome:
     """As `start_links`, with images that Docker pulls."""
+    if subject.generated:
+        return unimportable("start-pulls", _REGISTRY)
     with tempfile.TemporaryDirectory(prefix="links-", dir=subject.scratch) as name:
         found = _measured(_of_engine, subject, Path(name), rounds, say)
     return Outcome(
         name="start-pulls",
-        title="From an image in a registry to its first training step, without a GPU",
+        title=_REGISTRY,
         state=_STATE,
         sides=tuple(found.values()),
         notes=(_NOTES[0], _NOTES[2]),
@@ -250,14 +254,10 @@ def _with_layer(below: ServedImage, image: ImageOnDisk, layer: bytes, blob: Laye
     config["rootfs"] = {**config["rootfs"], "diff_ids": [*config["rootfs"]["diff_ids"], blob.diff_id]}
     config["history"] = [*config.get("history", ()), {"created_by": "code"}]
     text = json.dumps(config).encode()
-    manifest["layers"].append({"mediaType": _LAYER, "digest": _digest(layer), "size": len(layer)})
-    manifest["config"] |= {"digest": _digest(text), "size": len(text)}
-    blobs = {**below.blobs, _digest(layer): layer, _digest(text): text}
+    manifest["layers"].append({"mediaType": _LAYER, "digest": digest_of(layer), "size": len(layer)})
+    manifest["config"] |= {"digest": digest_of(text), "size": len(text)}
+    blobs = {**below.blobs, digest_of(layer): layer, digest_of(text): text}
     return ServedImage(manifest=json.dumps(manifest).encode(), blobs=blobs)
-
-
-def _digest(data: bytes) -> Digest:
-    return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 
 def _squashfs(subject: Subject, folder: Path, source: Path) -> dict[tuple[str, str], list[Path]]:
