@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,7 @@ _NOTES = (
     "The link is a loopback interface with a limited speed and no latency; server and node share two cores.",
     "The share is sshfs without encryption, because this kernel has no NFS. The images on it are in the"
     " server's page cache; the node's is empty before a first image.",
-    "Core-seconds and memory of pulls are those of the client, without the engine.",
+    "Medians, and minima if there are several rounds.",
 )
 _SHARE = "From an image on a share to its first training step, without a GPU"
 _REGISTRY = "From an image in a registry to its first training step, without a GPU"
@@ -130,8 +130,9 @@ def start_links(subject: Subject, rounds: int, say: Say) -> Outcome:
         title=_SHARE,
         state=_STATE,
         sides=tuple(found.values()),
+        series=rows(found.values()),
         figures=tuple(figures),
-        notes=_NOTES[:2],
+        notes=_NOTES,
     )
 
 
@@ -146,6 +147,7 @@ def start_pulls(subject: Subject, rounds: int, say: Say) -> Outcome:
         title=_REGISTRY,
         state=_STATE,
         sides=tuple(found.values()),
+        series=rows(found.values()),
         notes=(_NOTES[0], _NOTES[2]),
         left_out=_NOT_MEASURED,
     )
@@ -158,6 +160,21 @@ def _measured(phase: Phase, subject: Subject, folder: Path, rounds: int, say: Sa
             return alternate(contenders, rounds, say)
     except NoEngine as error:
         raise Failed(str(error)) from error
+
+
+def rows(sides: Iterable[Side]) -> tuple[tuple[str, ...], ...]:
+    """Titles, then a row for each way to start: medians and minima; an empty cell was not measured."""
+    walls = {tuple(side.name.rsplit(", ", 2)): _cell(side) for side in sides}
+    columns = [(link, which) for link in LINKS for which in WHICH]
+    columns = [column for column in columns if any(key[1:] == column for key in walls)]
+    titles = ("seconds", *(f"{link}, {which.removesuffix(' image')}" for link, which in columns))
+    kinds = dict.fromkeys(kind for kind, _, _ in walls)
+    return (titles, *((kind, *(walls.get((kind, *column), "") for column in columns)) for kind in kinds))
+
+
+def _cell(side: Side) -> str:
+    least = f" ({min(_walls(side)):.1f})" if len(side.samples) > 1 else ""
+    return f"{side.median('wall'):.1f}{least}"
 
 
 def _walls(side: Side) -> tuple[float, ...]:
