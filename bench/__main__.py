@@ -28,7 +28,7 @@ from bench.rows_json import rows_json
 from bench.sibling import sibling
 from bench.sides import Say, keep_bytecode
 from bench.start import start
-from bench.start_links import start_links
+from bench.start_links import start_links, start_pulls
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
 from bench.thin import thin
 from bench.warm import unchanged, warm
@@ -51,6 +51,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "sibling": sibling,
     "start": start,
     "start-links": start_links,
+    "start-pulls": start_pulls,
     "thin": thin,
     "project": project,
     "package": package,

@@ -7,6 +7,7 @@ without latency. The share is sshfs without encryption: this kernel has no NFS.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from bench.meters import Failed
 from tests.engine.registry import free_port
 from tests.engine.root import home, made
+from torchkiln.model.digest import Digest
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _BURST = 1 << 18  # bytes, at least; more than a packet of the loopback interface
@@ -63,9 +65,16 @@ class ServedImage:
     blobs: Mapping[str, Path | bytes]
 
 
+def digest_of(data: bytes) -> Digest:
+    return Digest("sha256:" + hashlib.sha256(data).hexdigest())
+
+
 @contextmanager
 def registry(images: Mapping[str, ServedImage]) -> Iterator[str]:
     """A read-only registry with *images* as tags of one repository; yields the name of the repository."""
+
+    manifests = {name: one.manifest for name, one in images.items()}
+    manifests |= {digest_of(data): data for data in manifests.values()}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = default_request_version = (
@@ -75,8 +84,8 @@ def registry(images: Mapping[str, ServedImage]) -> Iterator[str]:
         def do_GET(self) -> None:
             kind, _, name = self.path.removeprefix("/v2/images/").partition("/")
             found: Path | bytes | None = b"{}" if self.path == "/v2/" else None
-            if kind == "manifests" and name in images:
-                found = images[name].manifest
+            if kind == "manifests":
+                found = manifests.get(name)
             elif kind == "blobs":
                 found = next((one.blobs[name] for one in images.values() if name in one.blobs), None)
             if found is None:
@@ -137,6 +146,7 @@ class Share:
     def unmount(self) -> None:
         if self._client:
             subprocess.run(["umount", "--lazy", str(self.target)], check=False)
+            self._client.terminate()  # other processes' mount namespaces may have copies of the mount
             self._client.wait()
             self._client = None
 

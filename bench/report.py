@@ -128,7 +128,8 @@ def _section(outcome: Outcome, run: Mapping[str, Any], common: Sequence[str], fi
         parts.append(table(outcome.series[0], outcome.series[1:]))
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
-        parts.append(table(titles, map(_side_row, outcome.sides)))
+        before = (None, *(side.what for side in outcome.sides))
+        parts.append(table(titles, map(_side_row, outcome.sides, before)))
     parts += [f"{note}\n" for note in outcome.notes if note not in common]
     if numbers := [str(common.index(note) + 1) for note in outcome.notes if note in common]:
         parts.append(f"See [notes](#common-notes): {', '.join(numbers)}.\n")
@@ -136,7 +137,7 @@ def _section(outcome: Outcome, run: Mapping[str, Any], common: Sequence[str], fi
     return parts
 
 
-def _side_row(side: Side) -> tuple[str, ...]:
+def _side_row(side: Side, what_before: str | None) -> tuple[str, ...]:
     def summary(values: Sequence[float]) -> str:
         middle = number(statistics.median(values))
         return middle if len(values) == 1 else f"{middle} ({number(min(values))} to {number(max(values))})"
@@ -145,7 +146,7 @@ def _side_row(side: Side) -> tuple[str, ...]:
     megabytes = side.median("bytes") / 1e6
     return (
         side.name,
-        side.what,
+        "the same" if side.what == what_before else side.what,
         str(len(samples)),
         summary([sample.wall for sample in samples]),
         summary([sample.core for sample in samples]),

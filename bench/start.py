@@ -28,10 +28,7 @@ loss = model(torch.randn(8, 64)).square().mean()
 loss.backward()
 torch.optim.AdamW(model.parameters()).step()
 """
-_NOT_MEASURED = (
-    "Links of 0.1 to 10 Gbit/s, engines, and files on a share: this compares the starts on one host only.",
-    "The second to fifth image: the subject is one image.",
-)
+_TITLE = "The first training step of an image on this host, without a GPU"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +58,8 @@ class StartScene:
 
 def start(subject: Subject, rounds: int, say: Say) -> Outcome:
     """Measure `run` of a training step: the first time, and again."""
+    if subject.generated:
+        return unimportable("start", _TITLE)
     with _scene(subject) as scene:
         sides = {
             "unpacked, first": (False, True, "the image is unpacked"),
@@ -78,7 +77,7 @@ def start(subject: Subject, rounds: int, say: Say) -> Outcome:
         found = alternate([contender(name, *values) for name, values in sides.items()], rounds, say)
     return Outcome(
         name="start",
-        title="The first training step of an image on this host, without a GPU",
+        title=_TITLE,
         state="the image in a layout, and its layers in the page cache",
         sides=tuple(found.values()),
         figures=tuple(
@@ -89,8 +88,13 @@ def start(subject: Subject, rounds: int, say: Say) -> Outcome:
             )
             for when in ("first", "again")
         ),
-        left_out=_NOT_MEASURED,
     )
+
+
+def unimportable(name: str, title: str) -> Outcome:
+    """The outcome for generated wheels."""
+    left_out = (f"{title}: generated wheels cannot be imported",)
+    return Outcome(name=name, title=title, state="", left_out=left_out)
 
 
 @contextmanager

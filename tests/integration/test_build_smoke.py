@@ -82,8 +82,9 @@ def test_the_image_is_tested_once(tmp_path: Path) -> None:
     assert set(result["smoke"]["checks"]) == set(TIER0)
     printed = {name for name in TIER0 if f"\npassed         {name} " in messages}
     assert printed == {*TIER0} - {"device-code"}
-    code, out, messages = builds.cell()
+    code, out, messages = builds.cell("--max-size", "9B")
     assert (code, out) == (0, result["digest"] + "\n")
+    assert "more than 9 B, its bound; " in messages
     assert "smoke: passed at " in messages
     assert f"with the same image, suite and GPUs; {RUN} --force runs again\n" in messages
     assert "smoke: running" not in messages

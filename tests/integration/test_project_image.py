@@ -115,6 +115,9 @@ def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
     assert found["parent"] == {"tag": TAG, "digest": parent.manifest}
     assert found["code"]["files"] == 3
     assert f"project is on {TAG} ({parent.manifest})" in messages
+    assert "its bound" not in messages
+    assert "more than 9 B, its bound; " in commands.build("--no-smoke", "--max-size", "9B")[2]
+    assert "its bound" not in commands.build("--no-smoke", "--max-size", "9B", "--quiet")[2]
 
 
 def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path: Path) -> None:
