@@ -1,4 +1,4 @@
-"""The base for linux/arm64 from real packages; the base for linux/amd64, which scripts made, is the oracle."""
+"""The base for linux/arm64 from real packages; that for linux/amd64, which scripts made, is the oracle."""
 
 from __future__ import annotations
 

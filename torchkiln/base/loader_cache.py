@@ -23,39 +23,41 @@ _LINKS = 8  # most links from a name to its file
 
 
 def loader_cache(tree: Tree, platform: Platform, glibc: str) -> bytes:
-    """The cache of the libraries in *tree*'s folder for *platform*.
+    """The cache of the libraries in *tree*'s folders for *platform*.
 
     :param glibc: the version of the package libc6, "2.36-9+deb12u14".
     """
-    names = sorted(set(_names(tree, platform)), key=_order, reverse=True)
-    # The cache has paths below /lib, where ldconfig looks first.
-    paths = [f"/{platform.libraries.removeprefix('usr/')}/{name}" for name in names]
-    start = _HEADER.size + _ENTRY.size * len(names)
-    table, places = _strings((*names, *paths))
+    folders = (platform.libraries, "usr/lib")
+    found = dict.fromkeys(pair for folder in folders for pair in _libraries(tree, folder))
+    libraries = sorted(found, key=lambda pair: _order(pair[0]), reverse=True)
+    start = _HEADER.size + _ENTRY.size * len(libraries)
+    table, places = _strings(text for pair in libraries for text in pair)
     rows = (
         _ENTRY.pack(platform.cache_flags, start + places[name], start + places[path], 0, 0)
-        for name, path in zip(names, paths, strict=True)
+        for name, path in libraries
     )
     generator = f"ldconfig (Debian GLIBC {glibc}) stable release version {glibc.partition('-')[0]}".encode()
     end = -(-(start + len(table)) // 4) * 4
     extensions = (_EXTENSION_MAGIC, 1, _GENERATOR, 0, end + _EXTENSIONS.size, len(generator))
-    head = _HEADER.pack(_MAGIC, len(names), len(table), _LITTLE_ENDIAN, end)
+    head = _HEADER.pack(_MAGIC, len(libraries), len(table), _LITTLE_ENDIAN, end)
     body = b"".join((head, *rows, table)).ljust(end, b"\0")
     return body + _EXTENSIONS.pack(*extensions) + generator
 
 
-def _names(tree: Tree, platform: Platform) -> Iterator[str]:
-    """The names by which programs find the libraries: a SONAME, or a link of developers, "libz.so"."""
+def _libraries(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
+    """The names by which programs find libraries, SONAMEs or links ("libz.so"), and their paths."""
     for path, node in tree.items():
-        folder, _, name = path.rpartition("/")
-        if folder != platform.libraries or not _NAME.fullmatch(name):
+        place, _, name = path.rpartition("/")
+        if place != folder or not _NAME.fullmatch(name):
             continue
         file = _file(path, tree)
         with suppress(BadElf):  # some are scripts of the linker
             soname = soname_of(memoryview(b"".join(file.pieces()))) if file else ""
             is_short = node.entry.kind == "link" and name.endswith(".so")
             if file:
-                yield name if is_short else soname or name
+                name = name if is_short else soname or name
+                # ldconfig finds the folders first below /lib, which is a link to usr/lib.
+                yield name, f"/{folder.removeprefix('usr/')}/{name}"
 
 
 def _file(path: str, tree: Tree) -> Node | None:
