@@ -273,15 +273,7 @@ def _exact(requirement: Requirement) -> str | None:
 
 
 def _holds(marker: Marker | None, python: str) -> bool:
-    here = {
-        **LINUX_AMD64.markers,
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "extra": "",
-    }
-    return marker is None or marker.evaluate(here)
+    return marker is None or marker.evaluate(LINUX_AMD64.markers(python))
 
 
 def _after(python: str) -> str:
