@@ -38,7 +38,7 @@ from torchkiln.model.layer import LAYER_FORMATS, split_format, tag_suffix
 from torchkiln.model.operating_system import SYSTEMS
 
 CAPABILITIES = [kind.capability for kind in FACTS.gpus]
-SERVED = [kind.capability for kind in FACTS.gpus if kind.x86_names]
+SERVED = [kind.capability for kind in FACTS.gpus if kind.names_on()]
 ARCHS = sorted({variant.archs for release in FACTS.releases.values() for variant in release.variants})
 HEAD = """\
 torch: ["2.7.1"]

@@ -185,6 +185,6 @@ def _drivers(values: Sequence[str]) -> Listing:
 
 def _gpus(capabilities: Sequence[str], facts: Facts) -> Listing:
     """`"10.0 (B200)"` for each of *capabilities*."""
-    names = {gpus.capability: Listing(between="comma", parts=gpus.x86_names[:2]) for gpus in facts.gpus}
+    names = {gpus.capability: Listing(between="comma", parts=gpus.names_on()[:2]) for gpus in facts.gpus}
     parts = (sentence("gpus-of", capability=each, names=names[each]) for each in capabilities)
     return Listing(between="semicolon", parts=tuple(parts))

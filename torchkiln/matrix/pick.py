@@ -167,7 +167,7 @@ def refused(gpu: Gpu, platform: Platform = LINUX_AMD64) -> Literal["jetson", "te
     """Why no image for *platform* runs on a host with *gpu*, as a key of the sentences; "": some may."""
     if platform != LINUX_AMD64:
         return "tegra" if gpu.jetson and gpu.name not in gpu.kind.names_on(platform.name) else ""
-    of_arm = gpu.name in (*gpu.kind.aarch64, gpu.kind.capability if not gpu.kind.x86_names else "")
+    of_arm = gpu.name in (*gpu.kind.aarch64, gpu.kind.capability if not gpu.kind.names_on() else "")
     return "jetson" if gpu.jetson else "aarch64" if of_arm and gpu.kind.names else ""
 
 
@@ -300,7 +300,7 @@ def _fault(gpu: Gpu, facts: Facts) -> str:
 
 
 def _unknown(capability: str, facts: Facts) -> str:
-    known = [kind.capability for kind in facts.gpus if kind.x86_names]
+    known = [kind.capability for kind in facts.gpus if kind.names_on()]
     if capability in known:
         return ""
     near = ", ".join(nearest(capability[:20], known)) or ", ".join(known)

@@ -219,7 +219,7 @@ def _why_unserved(cell: Cell, build: TorchBuild, facts: Facts) -> str:
     """The GPUs of *cell* that code of *build* does not serve, as a clause; empty: there are none."""
     if not cell.gpus:
         return ""
-    served = [kind.capability for kind in served_classes(build.archs, facts.gpus) if kind.x86_names]
+    served = [kind.capability for kind in served_classes(build.archs, facts.gpus) if kind.names_on()]
     without = [capability for capability in cell.gpus if capability not in served]
     if not without:
         return ""
