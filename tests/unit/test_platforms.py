@@ -29,6 +29,7 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.platform import LINUX_AMD64, LINUX_ARM64, PLATFORMS
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import Layout, open_layout, write_image
+from torchkiln.oci.platform_index import platform_of
 from torchkiln.plan.cuda_toolkit import library_links
 from torchkiln.wheel import splice
 from torchkiln.wheel.install import Scheme
@@ -252,9 +253,9 @@ def test_a_tag_is_an_index_of_the_images_for_both_platforms(tmp_path: Path) -> N
     # torchkiln reads the names as before
     assert layout.refs() == {TAG: amd, ARM_TAG: of_arm}
     assert layout.image(TAG).manifest == amd
-    assert layout.image(TAG).platform is LINUX_AMD64
+    assert platform_of(layout.image(TAG).config) is LINUX_AMD64
     assert layout.image(amd).ref == TAG
-    assert layout.image(ARM_TAG).platform is LINUX_ARM64
+    assert platform_of(layout.image(ARM_TAG).config) is LINUX_ARM64
     assert oci_samples.words(layout) == []
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from torchkiln.base.plain_tree import Node, Tree
+from torchkiln.base.plain_tree import Tree, file_at
 from torchkiln.elf.sections import BadElf, soname_of
 from torchkiln.model.platform import Platform
 
@@ -19,7 +18,6 @@ _LITTLE_ENDIAN = 2
 _EXTENSIONS = struct.Struct("<IIIIII")  # magic, number; then of the only one: kind, flags, offset, size
 _EXTENSION_MAGIC, _GENERATOR = 0xEAA42174, 0
 _NAME = re.compile(r"(lib|ld-).*\.so.*")
-_LINKS = 8  # most links from a name to its file
 
 
 def loader_cache(tree: Tree, platform: Platform, glibc: str) -> bytes:
@@ -50,7 +48,7 @@ def _libraries(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
         place, _, name = path.rpartition("/")
         if place != folder or not _NAME.fullmatch(name):
             continue
-        file = _file(path, tree)
+        file = file_at(path, tree)
         with suppress(BadElf):  # some are scripts of the linker
             soname = soname_of(memoryview(b"".join(file.pieces()))) if file else ""
             is_short = node.entry.kind == "link" and name.endswith(".so")
@@ -58,19 +56,6 @@ def _libraries(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
                 name = name if is_short else soname or name
                 # ldconfig finds the folders first below /lib, which is a link to usr/lib.
                 yield name, f"/{folder.removeprefix('usr/')}/{name}"
-
-
-def _file(path: str, tree: Tree) -> Node | None:
-    for _ in range(_LINKS):
-        node = tree.get(path)
-        if node is None or node.entry.kind == "file":
-            return node
-        if node.entry.kind not in ("link", "hard link"):
-            return None
-        folder = f"/{posixpath.dirname(path)}" if node.entry.kind == "link" else "/"
-        path = posixpath.normpath(posixpath.join(folder, node.entry.target)).lstrip("/")
-        path = f"usr/{path}" if path.startswith("lib/") else path
-    return None
 
 
 def _order(name: str) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ system call tables, or run without torchkiln. A new platform also needs its name
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -95,9 +94,3 @@ PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in (LI
 
 DEFAULT_PLATFORM = LINUX_AMD64.name
 """The platform whose tags have no suffix, and which documents omit."""
-
-
-def host_platform() -> Platform:
-    """The platform of this machine, whose programs run here; the default for an unsupported machine."""
-    machine = os.uname().machine
-    return next((platform for platform in PLATFORMS.values() if platform.machine == machine), LINUX_AMD64)
