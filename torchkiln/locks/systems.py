@@ -93,7 +93,7 @@ class Systems:
     def _new(self, cell: Cell, present: LockedBase | None) -> LockedBase:
         """The base of the archive's present packages, locked; of another platform, see `foreign`."""
         if cell.platform != DEFAULT_PLATFORM:
-            native = artefact.native_base(self._images, cell.os)
+            native = self._base(replace(cell, platform=DEFAULT_PLATFORM))
             learn(self._images, native, self._store)
             with self._report() as report:
                 artefact.ensure(native, self._store, locked_only=True, environ=self._environ, report=report)
