@@ -169,7 +169,7 @@ class Loader(loading.SourceLoader):
 for cached in pathlib.Path(".").rglob("*.cpython-311.pyc"):
     source = cached.parent.parent / (cached.name.partition(".")[0] + ".py")
     if source.exists():
-        data, name = source.read_bytes(), str(source.absolute())  # marshal writes what is referenced in another way
+        data, name = source.read_bytes(), str(source.absolute())  # marshal marks what is referenced
         code = Loader().source_to_code(data, name)
         made = loading._code_to_hash_pyc(code, importlib.util.source_hash(data), True)
         print("the same" if made == cached.read_bytes() else f"{source}: other byte-code")
