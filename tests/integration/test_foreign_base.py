@@ -1,16 +1,19 @@
-"""The base for linux/arm64 from real packages; the oracle is the base for linux/amd64, which scripts made."""
+"""The base for linux/arm64 from real packages; that for linux/amd64, which scripts made, is the oracle."""
 
 from __future__ import annotations
 
 import base64
 import os
 import shutil
+import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.archive_proxy import held_archive
+from tests.emulated import emulated
 from tests.needs import needs_mmdebstrap
 from tests.stored import committed_base
 from torchkiln.base import artefact
@@ -152,3 +155,36 @@ def test_it_is_made_again_from_its_packages(
     interpreter(foreign, store, native=committed_base())
     assert remade(foreign, foreign, store, environ=environ, report=UNREPORTED) is None
     assert again.read_bytes() == before
+
+
+PROGRAMS = r"""
+uname -m; dpkg --audit; apt-get check >/dev/null && echo packages
+cp /etc/ld.so.cache /tmp/cache; ldconfig; cmp /etc/ld.so.cache /tmp/cache && echo cache
+echo 'int main(){return 7;}' >/tmp/a.c; cc /tmp/a.c -o /tmp/a; /tmp/a || echo $?
+mkdir -p /run/sshd; ssh-keygen -A >/dev/null; sshd -t && echo sshd
+cd /usr/lib/python3.11; /opt/venv/bin/python - <<'PYTHON'
+import importlib._bootstrap_external as loading, importlib.util, pathlib
+class Loader(loading.SourceLoader):
+    get_data = get_filename = None
+for cached in pathlib.Path(".").rglob("*.cpython-311.pyc"):
+    source = cached.parent.parent / (cached.name.partition(".")[0] + ".py")
+    if source.exists():
+        data, name = source.read_bytes(), str(source.absolute())  # marshal marks what is referenced
+        code = Loader().source_to_code(data, name)
+        made = loading._code_to_hash_pyc(code, importlib.util.source_hash(data), True)
+        print("the same" if made == cached.read_bytes() else f"{source}: other byte-code")
+PYTHON
+"""
+
+
+def test_its_programs_run_and_write_what_was_written_for_them(
+    foreign: LockedBase, store: Store, tmp_path: Path
+) -> None:
+    """Emulated, ldconfig writes the same cache, and Python the same byte-code; the packages are complete."""
+    command = ["tar", "-xzf", str(store.blob(foreign.digest)), "-C", str(tmp_path)]
+    subprocess.run(command, check=True)
+    first, *codes = emulated(tmp_path, PROGRAMS).split("sshd\n")
+    assert first.splitlines() == ["aarch64", "packages", "cache", "7"]
+    found = Counter(codes[0].splitlines())
+    assert found.keys() == {"the same"}
+    assert found.total() > 600

@@ -6,16 +6,21 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests import oci_samples, planned
 from tests.needs import tool
 from tests.oci_samples import BlobFolder, files, tar_of
+from torchkiln.cli.grid import pick as pick_command
+from torchkiln.docker.dockerfile import demand_full
 from torchkiln.engine.dependencies import faults
 from torchkiln.errors import BadWheel, ConfigError, Stale
 from torchkiln.index.choose import tags_of
 from torchkiln.locks.file import from_json, to_json
+from torchkiln.locks.folder import LockFolder
 from torchkiln.locks.lock import how_to_lock
 from torchkiln.matrix.explain import explain
 from torchkiln.matrix.pick import Picked, parse_driver, parse_gpus, pick
@@ -29,7 +34,11 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.platform import LINUX_AMD64, LINUX_ARM64, PLATFORMS
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import Layout, open_layout, write_image
+from torchkiln.oci.platform_index import platform_of
 from torchkiln.plan.cuda_toolkit import library_links
+from torchkiln.projects.source import fresh_parent
+from torchkiln.smoke.bundle.make import parts_of
+from torchkiln.util.places import ROOT
 from torchkiln.wheel import splice
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.install import parse_name as parse_wheel
@@ -88,7 +97,6 @@ def test_only_tags_of_another_platform_name_it() -> None:
 
 UNAVAILABLE = {
     "torch": (arm(torch="2.7.1", cuda="12.1"), "no CUDA wheels for linux/arm64; the first that has is 2.11"),
-    "device code": (arm(torch="2.12.1"), "does not know the device code of torch 2.12.1 for linux/arm64"),
     "flavor": (arm(flavor="devel"), "have the flavor runtime, the system debian12, and all GPU code"),
     "system": (arm(os="debian13", python="3.13"), "have the flavor runtime, the system debian12"),
     "GPUs": (replace(ARM, gpus=("9.0",)), "have the flavor runtime, the system debian12, and all GPU code"),
@@ -101,6 +109,15 @@ def test_cells_that_are_not_built_for_arm64_have_a_reason(cell: Cell, why: str) 
     assert resolution.status is Status.UNAVAILABLE
     assert why in resolution.why_unavailable
     assert all(option.endswith("--platform linux/arm64") for option in nearest_options(resolution))
+
+
+def test_a_release_whose_device_code_is_not_known_is_unavailable() -> None:
+    release = FACTS.releases["2.11.0"]
+    variants = tuple(replace(variant, aarch64=()) for variant in release.variants)
+    facts = replace(FACTS, releases={**FACTS.releases, "2.11.0": replace(release, variants=variants)})
+    why = resolve(ARM, BOTH, facts).why_unavailable
+    assert why == "torchkiln does not know the device code of torch 2.11.0 for linux/arm64"
+    assert resolve(arm(platform="linux/amd64"), BOTH, facts).build
 
 
 def test_an_explanation_has_the_device_code_and_the_gpus_of_the_platform() -> None:
@@ -145,6 +162,22 @@ def test_tegra_is_refused_on_every_platform(gpu: str) -> None:
 
 def test_a_gpu_of_any_host_runs_images_of_both_platforms() -> None:
     assert {tag_of(one.resolution) for one in picked("H100").runs} == {TAG, ARM_TAG}
+
+
+def test_the_command_asks_for_the_platform_that_the_gpu_needs(tmp_path: Path) -> None:
+    """Without --platform, linux/amd64, unless only an ARM host has the GPU."""
+    text = (ROOT / "matrix.yaml").read_text()
+    (tmp_path / "matrix.yaml").write_text(f"platforms: [linux/amd64, linux/arm64]\n{text}")
+
+    def tags(gpu: str, *more: str) -> list[str]:
+        words = ["--matrix", str(tmp_path / "matrix.yaml"), "--torch", "2.11", "--driver", "580.95.05"]
+        ran = CliRunner().invoke(pick_command, [*words, "--gpu", gpu, "--json", *more])
+        return [run["tag"] for run in json.loads(ran.stdout)["runs"] if run["flavor"] == "runtime"]
+
+    assert tags("DGX Spark") == [ARM_TAG]
+    assert tags("H100") == [TAG]
+    assert tags("H100", "--platform", "linux/arm64") == [ARM_TAG]
+    assert tags("Orin") == []
 
 
 # --- wheels and locks -------------------------------------------------------------------------------
@@ -210,6 +243,22 @@ def test_links_to_libraries_are_in_the_folder_of_the_platform() -> None:
     assert link.path == "usr/lib/aarch64-linux-gnu/libcublas.so.13"
 
 
+def test_what_is_not_built_for_arm64_is_refused(tmp_path: Path) -> None:
+    """Dockerfiles, bundles, and projects on its images."""
+    found = locked()
+    with pytest.raises(ConfigError, match="a Dockerfile cannot build an image for linux/arm64"):
+        demand_full(found)
+    locks = LockFolder(tmp_path, BOTH, FACTS)
+    with pytest.raises(ConfigError, match="projects on images for linux/arm64 are not supported"):
+        fresh_parent(locks, ARM, {})
+    image: Any = None  # nothing of it is read
+    with (
+        pytest.raises(ConfigError, match="bundles are for linux/amd64, but the image is for linux/arm64"),
+        parts_of(image, found, image, matrix=tmp_path, arguments=(), project={}, store=image),
+    ):
+        pass
+
+
 # --- images -----------------------------------------------------------------------------------------
 
 
@@ -252,9 +301,9 @@ def test_a_tag_is_an_index_of_the_images_for_both_platforms(tmp_path: Path) -> N
     # torchkiln reads the names as before
     assert layout.refs() == {TAG: amd, ARM_TAG: of_arm}
     assert layout.image(TAG).manifest == amd
-    assert layout.image(TAG).platform is LINUX_AMD64
+    assert platform_of(layout.image(TAG).config) is LINUX_AMD64
     assert layout.image(amd).ref == TAG
-    assert layout.image(ARM_TAG).platform is LINUX_ARM64
+    assert platform_of(layout.image(ARM_TAG).config) is LINUX_ARM64
     assert oci_samples.words(layout) == []
 
 
@@ -293,17 +342,3 @@ def test_skopeo_takes_the_image_of_its_platform(tmp_path: Path) -> None:
     for architecture in ("amd64", "arm64"):
         found = json.loads(skopeo("--override-arch", architecture, "inspect"))
         assert found["Architecture"] == architecture
-        copy = tmp_path / architecture
-        source = f"oci:{layout.path}:{TAG}"
-        words = [
-            "skopeo",
-            "--insecure-policy",
-            "--override-arch",
-            architecture,
-            "copy",
-            source,
-            f"dir:{copy}",
-        ]
-        subprocess.run(words, check=True, capture_output=True)
-        config = json.loads((copy / "manifest.json").read_bytes())["config"]["digest"].removeprefix("sha256:")
-        assert json.loads((copy / config).read_bytes())["architecture"] == architecture

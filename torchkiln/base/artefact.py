@@ -21,7 +21,7 @@ from torchkiln.base.recipe import SNAPSHOT, BaseRecipe, key_of, recipe
 from torchkiln.base.remake import remade
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedTools, artefact_fields, artefact_json, package_changes
-from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS, host_platform
+from torchkiln.model.platform import DEFAULT_PLATFORM, PLATFORMS
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 from torchkiln.util import codec
@@ -97,15 +97,12 @@ def native_base(images: Path | None, os_name: str) -> LockedBase:
     """The base of *os_name* for the default platform, whose Python makes the byte-code of other platforms.
 
     :param images: a folder of locks that is asked before torchkiln's own.
-    :raises BuildFailed: it is not locked, or this machine is of another platform.
+    :raises BuildFailed: it is not locked.
     """
     found = next(filter(None, (read_lock(folder, os_name) for folder in (images, IMAGES) if folder)), None)
-    if found is None or host_platform().name != found.platform:
-        raise BuildFailed(
-            f"byte-code for other platforms is made by the Python of the base of {os_name} for"
-            f" {DEFAULT_PLATFORM}, which {'is not locked' if found is None else 'does not run here'}",
-            hint=f"lock it: torchkiln base build --os {os_name} --lock; or use a {DEFAULT_PLATFORM} machine",
-        )
+    if found is None:
+        what = f"the base of {os_name} for {DEFAULT_PLATFORM}, which other platforms need, is not locked"
+        raise BuildFailed(what, hint=f"run: torchkiln base build --os {os_name} --lock")
     return found
 
 
@@ -206,9 +203,8 @@ def ensure(
     report: Reporting = UNREPORTED,
 ) -> tuple[LockedBase, tuple[str, ...]]:
     """The base to build on, and its differences from *locked*: see `ArtefactSpec.ensure`."""
-    spec = _spec(
-        recipe(locked.os), store, os.environ if environ is None else environ, report, locked.platform
-    )
+    spec = _spec(locked.os, store, os.environ if environ is None else environ, report, locked.platform)
+    locked_only = locked_only or locked.platform != DEFAULT_PLATFORM  # only `lock` makes those bases
     return spec.ensure(locked, store, report.say, locked_only=locked_only, fits=True)
 
 
@@ -216,9 +212,8 @@ def present(locked: LockedBase, store: Store, *, environ: Mapping[str, str]) -> 
     """The base that `ensure` returns for *locked*, if *store* has its blob; else *locked*. Makes nothing."""
     if store.has_blob(locked.digest, locked.size):
         return locked
-    return (
-        _spec(recipe(locked.os), store, environ, UNREPORTED, locked.platform).rebuilt(locked, store) or locked
-    )
+    spec = _spec(locked.os, store, environ, UNREPORTED, locked.platform)
+    return spec.rebuilt(locked, store) or locked
 
 
 def rebuild(
@@ -230,27 +225,18 @@ def rebuild(
     report: Reporting = UNREPORTED,
 ) -> LockedBase:
     """Build the base from the archive now; the result replaces *locked* on this machine."""
-    return _spec(wanted, store, environ, report, DEFAULT_PLATFORM).rebuild(locked, store)
+    return _spec(wanted.os, store, environ, report, DEFAULT_PLATFORM).rebuild(locked, store)
 
 
 def _spec(
-    wanted: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting, platform: str
+    os_name: str, store: Store, environ: Mapping[str, str], report: Reporting, platform: str
 ) -> ArtefactSpec[LockedBase]:
-    of = PLATFORMS[platform]
-
-    def make() -> LockedBase:
-        if platform != DEFAULT_PLATFORM:
-            what = (
-                f"the base of {wanted.os} for {platform}: `build` does not make another one from the archive"
-            )
-            raise BuildFailed(what, hint=f"{_VAULT}; or {_NEWER}")
-        return build(wanted, store, environ=environ, report=report)
-
+    wanted, suffix = recipe(os_name), PLATFORMS[platform].suffix
     return ArtefactSpec(
-        description=f"base of {wanted.os}" + (f" for {platform}" if of.suffix else ""),
-        lock=f"base-{wanted.os}{of.suffix}",
+        description=f"base of {wanted.os}{suffix}",
+        lock=f"base-{wanted.os}{suffix}",
         kind=LockedBase,
-        make=make,
+        make=lambda: build(wanted, store, environ=environ, report=report),
         remake=lambda locked: remade(locked, locked, store, environ=environ, report=report),
         inputs=(wanted.key(), *key_of(wanted, environ)),  # another source may still have the locked packages
     )

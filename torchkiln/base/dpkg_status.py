@@ -11,10 +11,10 @@ from torchkiln.model.lock import DebFile
 from torchkiln.util.deb822 import INSTALLED
 
 PATH = "var/lib/dpkg/status"
-_BEFORE, _AFTER = "package essential protected", "priority section installed-size origin maintainer bugs"
-_ORDER = (
-    *f"{_BEFORE} status {_AFTER} architecture multi-arch source version replaces provides depends".split(),
-    *["pre-depends", "recommends", "suggests", "breaks", "conflicts", "enhances", "conffiles", "description"],
+_ORDER = (  # of the fields
+    "package essential protected status priority section installed-size origin maintainer bugs architecture"
+    " multi-arch source version replaces provides depends pre-depends recommends suggests breaks conflicts"
+    " enhances conffiles description"
 )
 _FIELD = re.compile(r"(?m)^(\S+?):.*\n(?:[ \t].*\n)*")
 
@@ -33,7 +33,7 @@ def _stanza(deb: DebFile, path_of: DebPath, tree: Tree, rules: UnpackRules) -> s
     fields["status"] = f"Status: {INSTALLED}\n"
     if conffiles := list(_conffiles(files.split(), tree, rules)):
         fields["conffiles"] = "".join(("Conffiles:\n", *conffiles))
-    known = [fields.pop(name) for name in _ORDER if name in fields]
+    known = [fields.pop(name) for name in _ORDER.split() if name in fields]
     return "".join((*known, *fields.values()))
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import posixpath
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchkiln.base.plain_tree import Node, Tree, UnpackRules, order
+from torchkiln.base.plain_tree import Node, Tree, UnpackRules, file_at, order
 from torchkiln.model import fields
 from torchkiln.model.digest import Digest
 from torchkiln.oci.encode import encode_bytes
@@ -263,14 +262,9 @@ def source_of(path: str, tree: Tree) -> tuple[str, bytes] | None:
     """Path and content of the source of the .pyc *path*; None if it is no .pyc, or has no source."""
     if not (found := _CODE.fullmatch(path)):
         return None
-    source = at = f"{found['folder']}{found['name']}.py"
-    for _ in range(8):  # links, each followed in the folder of the last
-        node = tree.get(at)
-        if node is None or node.entry.kind not in ("link", "hard link"):
-            break
-        folder = f"/{posixpath.dirname(at)}" if node.entry.kind == "link" else "/"
-        at = posixpath.normpath(posixpath.join(folder, node.entry.target)).lstrip("/")
-    return (source, b"".join(node.pieces())) if node and node.entry.kind == "file" else None
+    source = f"{found['folder']}{found['name']}.py"
+    node = file_at(source, tree)
+    return (source, b"".join(node.pieces())) if node else None
 
 
 def _checked(code: bytes) -> bytes:

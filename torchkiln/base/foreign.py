@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from torchkiln.base.archive import deb_path, keep, read_dates, read_files, read_
 from torchkiln.base.contents import inspect
 from torchkiln.base.effects import Effect, Effects, source_of, with_effects
 from torchkiln.base.interpreter import interpreter
-from torchkiln.base.mmdebstrap import Extraction, scratch
+from torchkiln.base.mmdebstrap import Extraction, Scratch, scratch
 from torchkiln.base.plain_tree import Tree, order, plain_tree
-from torchkiln.base.recipe import BaseRecipe, recipe, sources_of
+from torchkiln.base.recipe import recipe, sources_of
 from torchkiln.base.remake import compiling, debs_of, put_effects, read_effects, scratch_spool, tar_of
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
@@ -49,13 +49,14 @@ def build_foreign(
     wanted, effects = recipe(native.os), read_effects(None, native, store)
     files = read_files(None, native, store)
     if files is None or effects is None:
-        raise BuildFailed(
-            f"the packages and effects of the base of {native.os} for {LINUX_AMD64.name} are not known",
-            hint=f"build and lock it: torchkiln base build --os {native.os} --lock",
-        )
-    names = _Names(platform)
-    own = debs_of(native, files.dates, store, environ)
-    found = _downloaded(wanted, names.packages(files.debs), platform, store, environ, report)
+        what = f"the packages and effects of the base of {native.os} are not known"
+        raise BuildFailed(what, hint=f"run: torchkiln base build --os {native.os} --lock")
+    names, own = _Names(platform), debs_of(native, files.dates, store, environ)
+    wanted_debs = {
+        names.renamed(deb.name): deb.version for deb in files.debs if deb.name not in platform.lacking
+    }
+    with scratch(wanted, environ, report) as place:
+        found = _downloaded(wanted_debs, platform, place, store)
     report.say(f"making the base of {native.os} for {platform.name} from its {len(found.debs)} packages")
     temporary = store.temporary(f"base-{native.os}")
 
@@ -66,11 +67,8 @@ def build_foreign(
         with scratch_spool(store) as (folder, spool):
             before = plain_tree(files.debs, own.path, effects.rules, spool)
             plain = plain_tree(found.debs, kept, effects.rules, spool)
-            known = {names.renamed(deb.name) for deb in files.debs}
-            more = [deb for deb in found.debs if deb.name not in known]
+            more = [deb for deb in found.debs if deb.name not in wanted_debs]
             whole = plain_tree(more, kept, replace(effects.rules, dpkg_options=()), spool)
-            # dpkg leaves out documents, but not links to the folder with the licence.
-            links = [node.entry for path, node in whole.items() if _DOCUMENTS.fullmatch(path)]
             made = transferred(effects, before, plain, names)
             status = dpkg_status.dpkg_status(found.debs, kept, plain, effects.rules)
             glibc = next(deb.version for deb in found.debs if deb.name == "libc6")
@@ -78,15 +76,10 @@ def build_foreign(
             new = (
                 Effect(path=dpkg_status.PATH, text=status.decode()),
                 Effect(path=loader_cache.PATH, base64=base64.b64encode(cache).decode()),
-                *(
-                    Effect(path=one.path, kind="link", mode=one.mode, target=one.target)
-                    for one in links
-                    if one.kind == "link"
-                ),
+                *_licences(whole),
             )
-            made = replace(
-                made, changed=tuple(sorted((*made.changed, *new), key=lambda one: order(one.path)))
-            )
+            changed = sorted((*made.changed, *new), key=lambda one: order(one.path))
+            made = replace(made, changed=tuple(changed))
             tree = with_effects(plain, made, compiling(native, None, store, folder))
             with store.writable():
                 encoded = encode(IteratorFile(tar_of(tree, made)), temporary)
@@ -110,24 +103,23 @@ def build_foreign(
     return base
 
 
-def _downloaded(
-    wanted: BaseRecipe,
-    packages: tuple[str, ...],
-    platform: Platform,
-    store: Store,
-    environ: Mapping[str, str],
-    report: Reporting,
-) -> BaseFiles:
-    """*packages* and those that they need, in *store*."""
-    onto = Extraction(architecture=platform.architecture, packages=packages)
-    with scratch(wanted, environ, report) as place:
-        with place.running(onto) as nothing:
-            nothing.read()
-        listed = (path.name.split("_") for path in place.debs.glob("*.deb"))
-        chosen = [OsPackage(name=name, version=version.replace("%3a", ":")) for name, version, _ in listed]
-        debs = read_lists(place.lists, chosen)
-        keep(place.debs, debs, store)
-        return BaseFiles(base=_NONE, debs=debs, dates=read_dates(place.lists))
+def _downloaded(packages: Mapping[str, str], platform: Platform, place: Scratch, store: Store) -> BaseFiles:
+    """*packages*, name -> version, and those that they need, in *store*."""
+    wanted = tuple(f"{name}={version}" for name, version in packages.items())
+    with place.running(Extraction(architecture=platform.architecture, packages=wanted)) as nothing:
+        nothing.read()
+    listed = (path.name.split("_") for path in place.debs.glob("*.deb"))
+    chosen = [OsPackage(name=name, version=version.replace("%3a", ":")) for name, version, _ in listed]
+    debs = read_lists(place.lists, chosen)
+    keep(place.debs, debs, store)
+    return BaseFiles(base=_NONE, debs=debs, dates=read_dates(place.lists))
+
+
+def _licences(tree: Tree) -> Iterator[Effect]:
+    """The links to folders with a licence, which dpkg keeps."""
+    for path, node in tree.items():
+        if _DOCUMENTS.fullmatch(path) and node.entry.kind == "link":
+            yield Effect(path=path, kind="link", mode=node.entry.mode, target=node.entry.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +137,10 @@ class _Names:
         text = self.renamed(effect.text)
         if effect.path.startswith("var/lib/"):  # of apt and dpkg
             text = re.sub(rf"\b{LINUX_AMD64.architecture}\b", self.platform.architecture, text)
-        return replace(effect, path=self.renamed(effect.path), target=self.renamed(effect.target), text=text)
-
-    def packages(self, debs: Iterable[DebFile]) -> tuple[str, ...]:
-        """*debs* with their versions, without those that the platform lacks."""
-        names = ((self.renamed(deb.name), deb.version) for deb in debs)
-        return tuple(f"{name}={version}" for name, version in names if name not in self.platform.lacking)
+        path, target = self.renamed(effect.path), self.renamed(effect.target)
+        if path.endswith(".pyc"):  # some have the time of their source, which differs
+            return replace(effect, path=path, kind="byte-code", base64="")
+        return replace(effect, path=path, target=target, text=text)
 
 
 def transferred(effects: Effects, before: Tree, after: Tree, names: _Names) -> Effects:
@@ -164,20 +154,15 @@ def transferred(effects: Effects, before: Tree, after: Tree, names: _Names) -> E
             return False
         if old.path in had:
             return new.path in has
-        source, same = source_of(new.path, after), source_of(old.path, before)
-        if old.kind == "byte-code":
-            return source is not None
-        # Byte-code that Python does not make again, because it has the time of its source.
-        return not old.path.endswith(".pyc") or (source is not None and source == same)
+        return new.kind != "byte-code" or source_of(new.path, after) is not None
 
     pairs = ((old, names.effect(old)) for old in effects.changed)
-    changed = [*(new for old, new in pairs if applies(old, new))]
     return replace(
         effects,
         blob=_NONE,
         merged=tuple(pair for pair in effects.merged if pair.partition("=")[0] not in gone),
         removed=tuple(path for path in map(names.renamed, effects.removed) if path in after),
-        changed=tuple(changed),
+        changed=tuple(new for old, new in pairs if applies(old, new)),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from torchkiln.base.plain_tree import Node, Tree
+from torchkiln.base.plain_tree import Tree, file_at
 from torchkiln.elf.sections import BadElf, soname_of
 from torchkiln.model.platform import Platform
 
@@ -19,56 +18,44 @@ _LITTLE_ENDIAN = 2
 _EXTENSIONS = struct.Struct("<IIIIII")  # magic, number; then of the only one: kind, flags, offset, size
 _EXTENSION_MAGIC, _GENERATOR = 0xEAA42174, 0
 _NAME = re.compile(r"(lib|ld-).*\.so.*")
-_LINKS = 8  # most links from a name to its file
 
 
 def loader_cache(tree: Tree, platform: Platform, glibc: str) -> bytes:
-    """The cache of the libraries in *tree*'s folder for *platform*.
+    """The cache of the libraries in *tree*'s folders for *platform*.
 
     :param glibc: the version of the package libc6, "2.36-9+deb12u14".
     """
-    names = sorted(set(_names(tree, platform)), key=_order, reverse=True)
-    # The cache has paths below /lib, where ldconfig looks first.
-    paths = [f"/{platform.libraries.removeprefix('usr/')}/{name}" for name in names]
-    start = _HEADER.size + _ENTRY.size * len(names)
-    table, places = _strings((*names, *paths))
+    folders = (platform.libraries, "usr/lib")
+    found = dict.fromkeys(pair for folder in folders for pair in _libraries(tree, folder))
+    libraries = sorted(found, key=lambda pair: _order(pair[0]), reverse=True)
+    start = _HEADER.size + _ENTRY.size * len(libraries)
+    table, places = _strings(text for pair in libraries for text in pair)
     rows = (
         _ENTRY.pack(platform.cache_flags, start + places[name], start + places[path], 0, 0)
-        for name, path in zip(names, paths, strict=True)
+        for name, path in libraries
     )
     generator = f"ldconfig (Debian GLIBC {glibc}) stable release version {glibc.partition('-')[0]}".encode()
     end = -(-(start + len(table)) // 4) * 4
     extensions = (_EXTENSION_MAGIC, 1, _GENERATOR, 0, end + _EXTENSIONS.size, len(generator))
-    head = _HEADER.pack(_MAGIC, len(names), len(table), _LITTLE_ENDIAN, end)
+    head = _HEADER.pack(_MAGIC, len(libraries), len(table), _LITTLE_ENDIAN, end)
     body = b"".join((head, *rows, table)).ljust(end, b"\0")
     return body + _EXTENSIONS.pack(*extensions) + generator
 
 
-def _names(tree: Tree, platform: Platform) -> Iterator[str]:
-    """The names by which programs find the libraries: a SONAME, or a link of developers, "libz.so"."""
+def _libraries(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
+    """The names by which programs find libraries, SONAMEs or links ("libz.so"), and their paths."""
     for path, node in tree.items():
-        folder, _, name = path.rpartition("/")
-        if folder != platform.libraries or not _NAME.fullmatch(name):
+        place, _, name = path.rpartition("/")
+        if place != folder or not _NAME.fullmatch(name):
             continue
-        file = _file(path, tree)
+        file = file_at(path, tree)
         with suppress(BadElf):  # some are scripts of the linker
             soname = soname_of(memoryview(b"".join(file.pieces()))) if file else ""
             is_short = node.entry.kind == "link" and name.endswith(".so")
             if file:
-                yield name if is_short else soname or name
-
-
-def _file(path: str, tree: Tree) -> Node | None:
-    for _ in range(_LINKS):
-        node = tree.get(path)
-        if node is None or node.entry.kind == "file":
-            return node
-        if node.entry.kind not in ("link", "hard link"):
-            return None
-        folder = f"/{posixpath.dirname(path)}" if node.entry.kind == "link" else "/"
-        path = posixpath.normpath(posixpath.join(folder, node.entry.target)).lstrip("/")
-        path = f"usr/{path}" if path.startswith("lib/") else path
-    return None
+                name = name if is_short else soname or name
+                # ldconfig finds the folders first below /lib, which is a link to usr/lib.
+                yield name, f"/{folder.removeprefix('usr/')}/{name}"
 
 
 def _order(name: str) -> list[tuple[int, int]]:

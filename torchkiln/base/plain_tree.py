@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import lzma
 import os
+import posixpath
 import re
 import sys
 import threading
@@ -42,6 +43,7 @@ _INFO = "var/lib/dpkg/info"
 STREAMS = 8  # packages that are downloaded at the same time
 _WORKERS = 2  # packages that are extracted at the same time; each needs a core, and about 100 MB of memory
 _PIECE = 1 << 20
+_LINKS = 8  # most links from a name to its file
 
 #: The path of a package's file, whose hash was verified; it may be downloaded first.
 DebPath = Callable[[DebFile], Path]
@@ -114,6 +116,18 @@ class Node:
 
 
 Tree = dict[str, Node]  # by path
+
+
+def file_at(path: str, tree: Tree) -> Node | None:
+    """The file at *path* of *tree*, or to which links there lead; None: there is none."""
+    for _ in range(_LINKS):  # each followed in the folder of the last
+        node = tree.get(path)
+        if node is None or node.entry.kind not in ("link", "hard link"):
+            return node if node and node.entry.kind == "file" else None
+        folder = f"/{posixpath.dirname(path)}" if node.entry.kind == "link" else "/"
+        path = posixpath.normpath(posixpath.join(folder, node.entry.target)).lstrip("/")
+        path = f"usr/{path}" if path.startswith("lib/") and path not in tree else path
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import DebFile, LockedBase, LockedTools
-from torchkiln.model.platform import host_platform
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
@@ -72,7 +72,7 @@ def remake(
     with scratch_spool(store) as (folder, spool):
         with damage(f"the effects of {locked.digest[:19]} are damaged"):
             plain = plain_tree(debs, path_of, effects.rules, spool)
-            own = base is locked and base.platform == host_platform().name
+            own = base is locked and base.platform == DEFAULT_PLATFORM
             compiled = compiling(base, plain if own else None, store, folder)
             tree = with_effects(plain, effects, compiled)
         temporary = folder / "blob"

@@ -209,11 +209,11 @@ def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
 def _explained(explanation: Explanation, images: Path) -> str:
     resolution = explanation.resolution
     cell, build = resolution.cell, resolution.build
+    on = f", {cell.platform}" if cell.platform != DEFAULT_PLATFORM else ""
     lines = [
         _field(
             "cell",
-            f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
-            + (f", {cell.platform}" if cell.platform != DEFAULT_PLATFORM else ""),
+            f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python}){on}",
         ),
         _field("status", f"{resolution.status.value}: {explanation.reason}"),
     ]

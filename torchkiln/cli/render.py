@@ -40,7 +40,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
     """Write images/<tag>/{Dockerfile,image.json} from the locks; print the tags.
 
     The default is every cell that has a lock; then images/docker-bake.json, which lists them, is written too.
-    Thin images, and those with a standalone Python, have no Dockerfile.
+    Thin images, and those with a standalone Python or for another platform, have no Dockerfile.
     """
     if check and rootfs:
         raise click.UsageError("--check cannot be used with --rootfs")
@@ -95,7 +95,7 @@ def _with_dockerfile(cells: Iterable[Cell], grid: Matrix, known: Facts, images: 
         found.cell
         for found in (resolve(cell, grid, known) for cell in cells)
         if found.build
-        and not (found.cell.gpus or found.standalone)
+        and not (found.cell.gpus or found.cell.system != found.cell.os)
         and (images / tag_of(found) / "lock.json").is_file()
     )
 

@@ -19,6 +19,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, WheelLayer
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.recipe import PREFIX, USER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
@@ -137,18 +138,16 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
 def demand_full(locked: LockedCell) -> None:
     """Check that a Dockerfile can build the image of *locked*.
 
-    :raises ConfigError: it is a thin image, or has a different Python than its system's.
+    :raises ConfigError: it is a thin image, or for another platform, or has another Python than its system.
     """
     how = "build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker"
-    if locked.standalone:
-        raise ConfigError(
-            f"{tag_of(locked.resolution)}: a Dockerfile cannot build an image with a standalone Python",
-            hint=how,
-        )
-    if locked.device_code:
-        raise ConfigError(
-            f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)", hint=how
-        )
+    for found, what in (
+        (locked.standalone, "an image with a standalone Python"),
+        (locked.device_code, "a thin image (--gpus)"),
+        (locked.platform.suffix, f"an image for {locked.platform.name}"),
+    ):
+        if found:
+            raise ConfigError(f"{tag_of(locked.resolution)}: a Dockerfile cannot build {what}", hint=how)
 
 
 def render_folder(
@@ -282,7 +281,7 @@ def _bake_target(plan: ImagePlan) -> dict[str, Any]:
             "SOURCE_DATE_EPOCH": str(plan.epoch),
         },
         "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
-        "platforms": [plan.locked.platform.name],
+        "platforms": [LINUX_AMD64.name],
     }
 
 

@@ -175,19 +175,5 @@ def _applies(requirement: Requirement, extras: set[str], python: ImagePython) ->
     marker = requirement.marker
     if marker is None:
         return True
-    environment = _environment(python)
+    environment = PLATFORMS[python.platform].markers(python.version)
     return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))
-
-
-def _environment(python: ImagePython) -> dict[str, str]:
-    """The values of environment markers (PEP 508) for CPython *python*."""
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": python.version,
-        **PLATFORMS[python.platform].markers,
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_version": "",
-        "python_full_version": python.version,
-        "python_version": python.minor,
-    }

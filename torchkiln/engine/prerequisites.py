@@ -19,7 +19,7 @@ from torchkiln.locks.lock import on_base
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
 from torchkiln.model.plan import ImagePlan
-from torchkiln.model.platform import host_platform
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.model.progress import Reporting
 
 
@@ -83,7 +83,7 @@ def provide(
         demand_reachable(plan, store, environment.fetcher)
         environment.archives.demand_reachable(missing_archives(plan, store))
     with fetching(wheels, store, environment.fetcher):
-        if locked.base.platform != host_platform().name:
+        if locked.base.platform != DEFAULT_PLATFORM:
             native = artefact.native_base(sources.images, locked.base.os)
             learn(sources.images, native, store)
             artefact.ensure(native, store, locked_only=True, environ=environment.environ, report=report)

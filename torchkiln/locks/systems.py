@@ -80,23 +80,20 @@ class Systems:
         with self._report() as report:
             return self._pythons.make(resolution.standalone, resolution.cell.python, base, report)
 
-    def _base(self, cell: Cell, *, upgrade: bool | None = None) -> LockedBase:
-        """The locked base of *cell*; *upgrade*: rebuild it, by default as asked."""
-        system, upgrade = cell.system, self._upgrade if upgrade is None else upgrade
+    def _base(self, cell: Cell) -> LockedBase:
+        system = cell.system
         if system not in self._bases:
             base = artefact.read_lock(self._images, system)
-            if base is None or upgrade:
-                own = None if upgrade else artefact.read_lock(IMAGES, system)
+            if base is None or self._upgrade:
+                own = None if self._upgrade else artefact.read_lock(IMAGES, system)
                 base = self._new(cell, base) if own is None else self._own(own)
-            if upgrade != self._upgrade:
-                return base
             self._bases[system] = base
         return self._bases[system]
 
     def _new(self, cell: Cell, present: LockedBase | None) -> LockedBase:
         """The base of the archive's present packages, locked; of another platform, see `foreign`."""
         if cell.platform != DEFAULT_PLATFORM:
-            native = self._base(replace(cell, platform=DEFAULT_PLATFORM), upgrade=False)
+            native = self._base(replace(cell, platform=DEFAULT_PLATFORM))
             learn(self._images, native, self._store)
             with self._report() as report:
                 artefact.ensure(native, self._store, locked_only=True, environ=self._environ, report=report)

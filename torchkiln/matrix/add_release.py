@@ -144,17 +144,14 @@ def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
     for wheel in wheels:
         _, _, build, tags = parse_wheel_filename(wheel.filename)
         for tag in tags:
-            if not (re.fullmatch(r"cp3\d{1,3}", tag.interpreter) and _is_linux_amd64(tag.platform)):
+            of_linux = re.fullmatch(rf".*linux.*_{LINUX_AMD64.machine}", tag.platform)
+            if not (of_linux and re.fullmatch(r"cp3\d{1,3}", tag.interpreter)):
                 continue
             name = tag.abi if tag.abi.endswith("t") else tag.interpreter
             key, number = (int(tag.interpreter[3:]), name), build[0] if build else 0
             if key not in best or best[key][0] < number:
                 best[key] = (number, wheel)
     return {name: best[minor, name][1] for minor, name in sorted(best)}
-
-
-def _is_linux_amd64(platform: str) -> bool:
-    return platform.endswith(LINUX_AMD64.wheel_tag("")) and "linux" in platform
 
 
 def _to_read(wheels: dict[str, FileAt]) -> FileAt:
@@ -273,15 +270,7 @@ def _exact(requirement: Requirement) -> str | None:
 
 
 def _holds(marker: Marker | None, python: str) -> bool:
-    here = {
-        **LINUX_AMD64.markers,
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "extra": "",
-    }
-    return marker is None or marker.evaluate(here)
+    return marker is None or marker.evaluate(LINUX_AMD64.markers(python))
 
 
 def _after(python: str) -> str:

@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.model.cell import Toolkit
-from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.util.places import how_to_restore
 from torchkiln.util.schema import dotted, shipped
 from torchkiln.util.strict_json import read_file, text_of
@@ -132,10 +132,10 @@ class GpuClass:
     aarch64: tuple[str, ...]  # names of GPUs that exist only with an ARM host
     tegra: tuple[str, ...]  # those of them on which no image runs
 
-    def names_on(self, platform: str = LINUX_AMD64.name) -> tuple[str, ...]:
+    def names_on(self, platform: str = DEFAULT_PLATFORM) -> tuple[str, ...]:
         """The names of the GPUs on which an image for *platform* can run."""
-        excluded = self.aarch64 if platform == LINUX_AMD64.name else self.tegra
-        return tuple(name for name in self.names if name not in excluded)
+        without = self.aarch64 if platform == DEFAULT_PLATFORM else self.tegra
+        return tuple(name for name in self.names if name not in without)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

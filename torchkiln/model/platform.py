@@ -6,7 +6,6 @@ system call tables, or run without torchkiln. A new platform also needs its name
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,14 +44,22 @@ class Platform:
         """Debian's folder of libraries."""
         return f"usr/lib/{self.multiarch}"
 
-    @property
-    def markers(self) -> dict[str, str]:
-        """The environment markers (PEP 508) of the platform."""
+    def markers(self, python: str) -> dict[str, str]:
+        """The values of environment markers (PEP 508) for CPython *python*, "3.11.2" or "3.11"."""
+        release = python if python.count(".") > 1 else f"{python}.0"
         return {
+            "implementation_name": "cpython",
+            "implementation_version": release,
             "os_name": "posix",
             "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
             "platform_system": self.os.capitalize(),
+            "platform_version": "",
+            "python_full_version": release,
+            "python_version": ".".join(release.split(".")[:2]),
             "sys_platform": self.os,
+            "extra": "",
         }
 
     def wheel_tag(self, kind: str) -> str:
@@ -87,9 +94,3 @@ PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in (LI
 
 DEFAULT_PLATFORM = LINUX_AMD64.name
 """The platform whose tags have no suffix, and which documents omit."""
-
-
-def host_platform() -> Platform:
-    """The platform of this machine, whose programs run here; the default for an unsupported machine."""
-    machine = os.uname().machine
-    return next((platform for platform in PLATFORMS.values() if platform.machine == machine), LINUX_AMD64)

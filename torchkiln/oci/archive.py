@@ -20,7 +20,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import BuiltImage
 from torchkiln.oci.image import canonical_json
 from torchkiln.oci.layout import VERSION, ImageOnDisk, open_layout
-from torchkiln.oci.platform_index import REF_NAME, entry_of, index_document
+from torchkiln.oci.platform_index import REF_NAME, entry_of, index_document, platform_of
 from torchkiln.oci.tar import END, header, padding
 from torchkiln.oci.tar_reader import Stream
 from torchkiln.util.files import replacing
@@ -116,7 +116,7 @@ def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
         {"io.containerd.image.name": _full_name(name), REF_NAME: name.rpartition(":")[2]} for name in names
     ] or [{REF_NAME: image.ref}]
     size = image.manifest_path.stat().st_size
-    entry = entry_of(image.manifest, size, image.platform)
+    entry = entry_of(image.manifest, size, platform_of(image.config))
     return index_document([{**entry, "annotations": found} for found in annotations])
 
 

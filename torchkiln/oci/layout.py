@@ -60,10 +60,6 @@ class ImageOnDisk:
     layers: tuple[LayerOnDisk, ...]
 
     @property
-    def platform(self) -> Platform:
-        return platform_index.platform_of(self.config)
-
-    @property
     def layer_format(self) -> LayerFormat:
         """The layer format, by the media types of the layers."""
         return format_of(layer.media_type for layer in self.layers)

@@ -16,6 +16,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import aliases_for, misfit
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.platform import DEFAULT_PLATFORM
 from torchkiln.model.project import ProjectLock
 from torchkiln.projects.asked import ProjectNeeds, environment_of
 from torchkiln.projects.choice import NO_CHOICE, Choice, choice_of
@@ -99,9 +100,12 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
     """The lock of *cell*, made from the present matrix and facts.
 
+    :raises ConfigError: the cell is for another platform.
     :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
     :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
     """
+    if cell.platform != DEFAULT_PLATFORM:
+        raise ConfigError(f"projects on images for {cell.platform} are not supported")
     locked = locks.load(cell)
     if not locked.by_record:
         return locks.fresh(cell, environ)

@@ -16,7 +16,6 @@ from torchkiln.engine.environment import open_environment
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.layer import BuiltImage
-from torchkiln.model.operating_system import base_name
 from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import open_layout
 
@@ -31,7 +30,7 @@ class DockerBuilder:
     def build(self, cell: Cell) -> dict[str, Any]:
         """Build, print the result, and return what --json prints."""
         context, store = self.context, self.context.store()
-        if cell.gpus or base_name(cell.os) != cell.os:
+        if cell.gpus or cell.system != cell.os:
             demand_full(context.locked(cell))  # first, so that the error comes even without an engine
         engine = find_engine()
         locked = context.locked(cell)

@@ -212,12 +212,7 @@ def _selection(of_matrix: Decorator = matrix_option, *, named: bool = False, gpu
             shell_complete=PYTHON,
             help="the operating systems that have this Python, for example 3.13",
         ),
-        click.option(
-            "--platform",
-            multiple=True,
-            metavar="OS/ARCH",
-            help="linux/amd64 (default), linux/arm64, if the matrix has it",
-        ),
+        click.option("--platform", multiple=True, metavar="P", help="linux/amd64 (default), linux/arm64"),
         click.option("--with", multiple=True, hidden=True, expose_value=False, callback=_refuse_with),
         *(_OF_THIN_IMAGES if gpus else ()),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchkiln.base.interpreter import LIBRARIES, extract_python, python_name
-from torchkiln.errors import BuildFailed, VerificationFailed
+from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.locks.file import to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedBase, LockedCell
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.smoke.bundle.contents import BundleParts
@@ -37,9 +38,12 @@ def parts_of(
 ) -> Iterator[BundleParts]:
     """The parts of the bundle that runs *suite* in *image*; leaving the context removes temporary files.
 
+    :raises ConfigError: the image is for another platform.
     :raises VerificationFailed: no layer is the base in the lock, or it is damaged.
     :raises BuildFailed: packages cannot be downloaded, or the disk is full.
     """
+    if locked.platform is not LINUX_AMD64:
+        raise ConfigError(f"bundles are for {LINUX_AMD64.name}, but the image is for {locked.platform.name}")
     base = locked.base  # compared by diff_id, not digest: layers can be compressed again, with zstd
     layer = next((layer for layer in image.layers if layer.diff_id == base.diff_id), None)
     if layer is None:
