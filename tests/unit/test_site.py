@@ -29,6 +29,7 @@ from torchkiln.util.places import ROOT
 from torchkiln.util.sentences import Sentence
 
 PROVED = "2.7.1-cuda12.1-cudnn9-runtime"
+EARLIER = "2.3.1-cuda12.1-cudnn8-runtime"  # its GPU runs are of an earlier image
 THIN = "2.7.1-cuda12.1-cudnn9-runtime-sm90-ownuse"
 NOT_BUILT = "2.7.1-cuda12.1-cudnn9-devel"
 BY_RECORD = "2.2.2-cuda11.8-cudnn8-runtime"
@@ -168,18 +169,19 @@ def test_layers_name_the_images_that_share_them() -> None:
 def test_only_runs_of_the_present_image_are_its_own() -> None:
     """Then the lock is changed, so its runs are those of an earlier image, and are marked."""
     then = image(PROVED, site_scene.at_gpu_runs())
-    assert then.tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
-    assert [run.gpus for run in then.runs if run.current] == [*then.tested_on]
+    assert then.tested_on == ("NVIDIA H200",)
+    assert [run.gpus for run in then.runs if run.current] == [*then.tested_on * 3, ""]
 
     found, tested_on = shown(lambda locked: locked)
     runs = json.loads(found[f"tags/{PROVED}.json"])["reports"]
     assert [(run["current"], run["gpus"], run["same_gpu_stack"]) for run in runs] == [
+        *[(False, "NVIDIA H200", True)] * 3,
         (False, "4 × NVIDIA H100 80GB HBM3", True),
         (False, "2 × NVIDIA H200", True),
         (False, None, True),
     ]
     assert "an earlier image with the same GPU stack" in found[f"tags/{PROVED}.html"].decode()
-    assert tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
+    assert tested_on == ("NVIDIA H200", "4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
 
     found, tested_on = shown(lambda locked: replace(locked, base=replace(locked.base, packages=())))
     assert {run["same_gpu_stack"] for run in json.loads(found[f"tags/{PROVED}.json"])["reports"]} == {False}
@@ -215,7 +217,7 @@ def test_a_run_with_a_failed_check_has_not_passed() -> None:
 def with_signed_tier_0() -> Catalogue:
     """The catalogue as if a trusted key had signed all reports, with the suite of the earlier runs."""
     suite = load_suite()
-    ran = {finding.id for run in image(PROVED).runs if run.gpus for finding in run.findings}
+    ran = {finding.id for run in image(EARLIER).runs if run.gpus for finding in run.findings}
     suite = replace(suite, checks=tuple(check for check in suite.checks if check.id in ran))
 
     def signed(record: ImageRecord) -> ImageRecord:
@@ -228,8 +230,9 @@ def with_signed_tier_0() -> Catalogue:
 
 def test_the_states_are_those_of_the_grid() -> None:
     """A signed report of tier 0 in the present image lets the runs in the earlier one count."""
-    assert (image(PROVED).state, image(THIN).state) == ("built", "built")
-    assert image(PROVED, with_signed_tier_0()).state == "built and proved"
+    assert (image(PROVED).state, image(THIN).state) == ("built and proved", "built")
+    assert image(EARLIER).state == "built"
+    assert image(EARLIER, with_signed_tier_0()).state == "built and proved"
     assert (image(NOT_BUILT).state, image(BY_RECORD).state) == ("locked", "locked by public record")
 
 
