@@ -191,6 +191,7 @@ CALLS = ("subprocess.run", "subprocess.call", "subprocess.check_call", "subproce
 ENDLESS = {
     "cli/matrix": "torchkiln itself",
     "docker/daemon": "the user's Docker client",
+    "jobs/run": "torchkiln itself",
     "projects/smoke/linkage_probe": "in a container, whose time the smoke tests limit",
     "runtimes/driver": "ldconfig -p of the host",
 }

@@ -157,7 +157,7 @@ def show(
     cells, grid, known = chosen.cells(must_name=True)
     if form:
         context = BuildContext(grid, known, images, True, False)
-        click.echo(_as_jobs(ctx, context, cells, form, machines), nl=False)
+        terminal.echo(_as_jobs(ctx, context, cells, form, machines), nl=False)
         return
     if machines != Machines():
         raise click.UsageError("--cache-from and --cache-to require --as")
