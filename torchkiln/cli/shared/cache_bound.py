@@ -40,9 +40,9 @@ def excess(store: Store) -> str:
     """
     from torchkiln.cache.usage import bytes_held  # loads slowly
 
-    held, given = bytes_held(store), os.environ.get(VARIABLE)
-    if not held:  # there may be no folder yet
+    if not store.root.is_dir():
         return ""
+    held, given = bytes_held(store), os.environ.get(VARIABLE)
     if given:
         bound, text, why = parse_bytes(given, VARIABLE), given, "its bound"
     else:
