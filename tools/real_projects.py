@@ -4,7 +4,7 @@
 
 The results go to real-projects.json, from which `make golden` makes a table of examples/projects/MEASURED.md.
 No GPU is used here; the table of trainings comes from real-projects-gpu.jsonl, the lines that the scripts in
-examples/trainings printed on a GPU host. Each project's sdist comes from the package index, by pip;
+tools/trainings printed on a GPU host. Each project's sdist comes from the package index, by pip;
 nothing of it is kept.
 """
 

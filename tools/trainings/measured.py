@@ -44,7 +44,8 @@ class Clock:
         line["gpu"] = torch.cuda.get_device_name() if DEVICE == "cuda" else "none"
         line |= {"steps": len(losses), "first_loss": round(first, 4), "last_loss": round(last, 4)}
         line["samples_per_s"] = round(batch * timed / (self.times[1] - self.times[0]), 1)
-        print(json.dumps(line), flush=True)
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
         return last < 0.9 * first
 
 
