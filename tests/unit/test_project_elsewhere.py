@@ -119,6 +119,16 @@ def test_a_url_like_pypis_is_refused(tmp_path: Path, url: str) -> None:
     assert "secret" not in fault
 
 
+def test_a_long_login_is_not_shown_in_part(tmp_path: Path) -> None:
+    """The line was cut before the login was removed from it."""
+    url = f"{TLS}me:{'secret' * 60}@own.invalid/simple"
+    assert "secret" not in refused(tmp_path, {"requirements.txt": f"--index-url {url}\n"})[0]
+    package = f"idna @ {TLS}me:{'secret' * 60}@own.invalid/idna.zip\n"
+    assert "secret" not in refused(tmp_path / "third", {"requirements.txt": package})[0]
+    table = f'{PROJECT}[[tool.uv.index]]\nurl = "{url}"\n'
+    assert "secret" not in refused(tmp_path / "other", {"pyproject.toml": table})[0]
+
+
 PROJECT = '[project]\nname = "x"\nversion = "1"\ndependencies = ["idna", "torch"]\n'
 OWN = '[[tool.uv.index]]\nname = "own"\nurl = "https://own.invalid/simple"\n'
 
@@ -135,6 +145,8 @@ OWN = '[[tool.uv.index]]\nname = "own"\nurl = "https://own.invalid/simple"\n'
         ('[tool.uv]\noverride-dependencies = ["numpy<2"]\n', "[tool.uv] override-dependencies: it has"),
         ('[tool.uv]\nextra-index-url = ["https://own.invalid/s"]\n', "[tool.uv] extra-index-url"),
         ('[[tool.poetry.source]]\nname = "own"\nurl = "https://own.invalid/s"\n', "[[tool.poetry.source]]"),
+        ("[[tool.pdm.source]]\nname = [1]\n", "pyproject.toml: [[tool.pdm.source]]: a project cannot"),
+        ("[tool.uv.sources]\nidna = { index = [1] }\n", "[tool.uv.sources] idna"),
         ('[[tool.pdm.source]]\nname = "own"\nurl = "https://own.invalid/s"\n', "[[tool.pdm.source]]"),
     ],
 )  # fmt: skip

@@ -62,13 +62,13 @@ def settings_without_effect(
     :param required: the names of the project's packages that do not come with the image.
     """
     tools = _table(document.get("tool"))
-    uv, indexes = _table(tools.get("uv")), dict[object, str]()
+    uv, indexes = _table(tools.get("uv")), dict[str, str]()
     for tool, key in (("uv", "index"), ("poetry", "source"), ("pdm", "source")):
         for one in filter(None, map(_table, _list(_table(tools.get(tool)).get(key)))):
-            url = str(one.get("url") or (one.get("name") == "PyPI" and "pypi.org"))
-            indexes[one.get("name")] = url
+            url = str(one.get("url") or ("pypi.org" if one.get("name") == "PyPI" else ""))
+            indexes[str(one.get("name"))] = url
             if not (served(url) or one.get("explicit") or one.get("priority") == "explicit"):
-                yield f"[[tool.{tool}.{key}]] {url}", "a project cannot choose the index", INDEX
+                yield f"[[tool.{tool}.{key}]] {url}".rstrip(), "a project cannot choose the index", INDEX
     for key in ("index-url", "extra-index-url", "find-links"):
         for url in map(str, _list(uv.get(key))):
             if not served(url):
@@ -77,7 +77,7 @@ def settings_without_effect(
         if uv.get(key):
             yield f"[tool.uv] {key}", "it has an effect in uv.lock only", "run: uv lock"
     for name, sources in _table(uv.get("sources")).items():
-        of_indexes = [served(indexes.get(_table(one).get("index"), "")) for one in _list(sources)]
+        of_indexes = [served(indexes.get(str(_table(one).get("index")), "")) for one in _list(sources)]
         if canonicalize_name(name) in required and not all(of_indexes):
             yield f"[tool.uv.sources] {name}", "it has an effect in uv.lock only", "run: uv lock"
 

@@ -203,7 +203,7 @@ def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> bytes:
         with out.open("wb") as stdout:
             code, messages = run_uv((*_ARGUMENTS, *chosen), folder, "http://127.0.0.1:1", stdout=stdout)
         if code:
-            text = redact_text(messages[:2000].strip())
+            text = redact_text(messages.strip())[:2000]
             hint = "run: uv lock"
             if chosen:
                 hint = "choose other extras and groups; or, if pyproject.toml has changed, run: uv lock"

@@ -99,7 +99,7 @@ def _demand_followed(file: Pyproject, required: Iterable[Asked]) -> None:
     found, lines = Requirements(), Lines(FILE, file.text)
     for setting, why, advice in settings_without_effect(file.document, names):
         where = lines.quoted(setting.split()[-1]) if "://" in setting else FILE
-        found.refuse(f"{where}: {redact_text(setting[:200])}: {why}", advice)
+        found.refuse(f"{where}: {redact_text(setting)[:200]}: {why}", advice)
     found.require_sound()
 
 

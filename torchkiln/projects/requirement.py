@@ -126,7 +126,8 @@ class Requirements:
             asked = _asked(text, kept, where, constraint=constraint, by_name=by_name)
         except ValueError as error:
             self.refuse(
-                f"{where}: {redact_text(f'{text[:200]}: {error}')}", getattr(error, "advice", CORRECT)
+                f"{where}: {redact_text(text)[:200]}: {redact_text(str(error))}",
+                getattr(error, "advice", CORRECT),
             )
             return
         (self.constraints if constraint else self.requirements).append(asked)
@@ -333,7 +334,7 @@ class _Reader:
         self.found.take(line)
         match = _SHORT.fullmatch(line) or _OPTION.fullmatch(line)
         option, value = (match[1], match[2].strip()) if match else (line, "")
-        shown = f"{where}: {redact_text(line[:200])}"
+        shown = f"{where}: {redact_text(line)[:200]}"
         if option in _NESTED and value:
             self._nested(value, shown, above, constraint=constraint or _NESTED[option])
         elif option not in _IGNORED:
